@@ -29,6 +29,7 @@ mod scenarios;
 mod screenshot;
 mod soak;
 mod step;
+mod stress;
 mod test;
 mod test_programs;
 mod test_server;
@@ -49,6 +50,7 @@ use mutants::MutantsArgs;
 use record::RecordArgs;
 use soak::SoakArgs;
 use step::{XtaskError, cargo, ignored_test, target};
+use stress::{AttackArgs, LoadArgs};
 use test::TestArgs;
 
 /// Development commands of this repository
@@ -141,6 +143,18 @@ enum XtaskCommand {
     /// Fails if they compute other things than with a server that is not killed, or if memory, file
     /// handles, threads or disk grow. Needs Linux.
     Soak(SoakArgs),
+    /// Attack a server in 1 GiB of memory, and check that it serves an honest user meanwhile
+    ///
+    /// Slow bodies, thousands of connections, long prompts, large metadata, compressed and nested
+    /// bodies, guessed keys, one very large training pass, and many queued samples. Prints a table,
+    /// and fails if a request of the honest user takes too long, memory exceeds its limit, or an
+    /// accepted request is lost. Needs Linux.
+    Attack(AttackArgs),
+    /// Measure a server with many clients of several users, compared with one client
+    ///
+    /// Completions, streams, samples, training and open dashboards. Prints a table for
+    /// docs/performance.md, and fails if a request fails or the users are not treated alike.
+    Load(LoadArgs),
     /// Check licences, duplicate versions, sources and advisories of the dependencies
     ///
     /// Follows the rules of deny.toml. Installs cargo-deny under target once; skips advisories if
@@ -244,6 +258,8 @@ fn run(command: XtaskCommand) -> Result<(), XtaskError> {
         XtaskCommand::Simulate(args) => args.run(),
         XtaskCommand::Crash => crash(),
         XtaskCommand::Soak(args) => soak::run(&args),
+        XtaskCommand::Attack(args) => stress::attack(&args),
+        XtaskCommand::Load(args) => stress::load(&args),
         XtaskCommand::Deny => deny::run(),
         XtaskCommand::Fuzz(args) => fuzz::run(&args),
         XtaskCommand::Mutants(args) => mutants::run(&args),
@@ -335,6 +351,7 @@ mod tests {
             "xtask bench engine decode B --repeat 5",
             "xtask cluster kills --seeds 4",
             "xtask test --without-python",
+            "xtask attack --seconds 5 --only slow-bodies",
         ] {
             assert!(Xtask::try_parse_from(line.split(' ')).is_ok(), "{line}");
         }

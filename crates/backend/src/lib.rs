@@ -18,6 +18,7 @@
 
 pub mod context;
 pub mod custom_loss;
+pub mod histogram;
 pub mod metrics;
 pub mod model_outcome;
 pub mod operation;

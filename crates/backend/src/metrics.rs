@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::histogram::Histograms;
+
 /// Counters of the requests that backends execute.
 #[derive(Debug, Default)]
 pub struct WorkMetrics {
@@ -13,6 +15,8 @@ pub struct WorkMetrics {
     pub trained_tokens: AtomicMetric,
     pub prompt_tokens: AtomicMetric,
     pub sampled_tokens: AtomicMetric,
+    /// Time from the admission of a request until its outcome, by kind of request.
+    pub request_seconds: Histograms,
 }
 
 impl WorkMetrics {

@@ -3,8 +3,10 @@
 use tinkex_store::clock::Clock;
 use tinkex_store::durable::SharedStore;
 use tinkex_store::record::{
-    CheckpointRecord, FailureCategory, ModelRunRecord, Record, UsageKey, UsageMeter,
+    CheckpointRecord, FailureCategory, MetadataRecord, ModelRunRecord, Record, UsageKey, UsageMeter,
 };
+use tinkex_store::store::Store;
+use tinkex_store::user::Account;
 use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::{
     CheckpointKind, ExternalWeightsSaved, ModelId, RequestId, SamplerWeightsSaved, TinkerPath,
@@ -45,14 +47,24 @@ pub fn already_saved(
     save: &CheckpointSave,
 ) -> Result<Option<Outcome>, Outcome> {
     let store = store.lock();
-    let Some(existing) = store.checkpoint(&save.path) else { return Ok(None) };
+    let Some(existing) = store.checkpoint(&save.path) else {
+        return within_quota(&store, &save.path).map(|()| None);
+    };
     if existing.row.request.as_ref() == Some(id) {
         return Ok(Some(saved_outcome(&save.path, existing.row.size_bytes)));
     }
     if save.overwrite {
-        return Ok(None);
+        return within_quota(&store, &save.path).map(|()| None);
     }
     Err(Outcome::failed(FailureCategory::Conflict, save.name_taken()))
+}
+
+/// Checks the storage quota of the owner of a run again: saves that were admitted before this one
+/// may have spent it.
+fn within_quota(store: &Store, path: &TinkerPath) -> Result<(), Outcome> {
+    let owner = store.runs.get(path.run()).map(|run| &run.row.owner);
+    let spent = owner.and_then(|owner| store.stored_bytes_spent(owner, 0));
+    spent.map_or(Ok(()), |reason| Err(Outcome::failed(FailureCategory::User, reason)))
 }
 
 /// Adds a record that closes `run` to the failed outcome of the run's creation.
@@ -62,12 +74,15 @@ pub fn close_run(run: &ModelRunRecord, failed: Outcome) -> Outcome {
 }
 
 pub fn usage_key(clock: &Clock, run: &ModelRunRecord, meter: UsageMeter) -> UsageKey {
-    UsageKey {
-        hour: clock.hour(),
-        session: run.session.clone(),
-        base_model: run.base_model.clone(),
-        meter,
-    }
+    let account = Account { owner: run.owner.clone(), session: run.session.clone() };
+    UsageKey::new(clock.hour(), &account, &run.base_model, meter)
+}
+
+/// Returns the metadata to write with the record of a saved checkpoint. A checkpoint that replaces
+/// another one does not keep its metadata.
+#[must_use]
+pub fn checkpoint_metadata(save: &CheckpointSave) -> MetadataRecord {
+    MetadataRecord::new(&save.path, save.user_metadata.as_ref())
 }
 
 pub fn checkpoint_record(
@@ -79,6 +94,7 @@ pub fn checkpoint_record(
     size_bytes: u64,
 ) -> CheckpointRecord {
     CheckpointRecord {
+        metadata_bytes: checkpoint_metadata(&save).bytes(),
         path: save.path,
         weights,
         request: None,
@@ -87,7 +103,6 @@ pub fn checkpoint_record(
         expires_at: save.ttl_seconds.map(|ttl| clock.in_seconds(ttl)),
         size_bytes,
         public: false,
-        user_metadata: save.user_metadata,
         base_model: run.base_model.clone(),
         lora: run.lora,
         optimizer: run.optimizer.clone(),

@@ -3,6 +3,7 @@
 //! The order matters: a client may act on a result, for example delete its copy of the data, so the
 //! result must survive a crash before any client can read it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use serde::Serialize;
 use tinkex_store::clock::micros;
 use tinkex_store::durable::SharedStore;
 use tinkex_store::error::ServerError;
+use tinkex_store::hidden_paths::HiddenPaths;
 use tinkex_store::history::{
     HistoryRecord, HistoryRecorder, OperationHistory, RequestHistory, SampleHistory,
 };
@@ -139,6 +141,18 @@ impl Outcome {
         self
     }
 
+    /// Removes paths of the server from the message of a failure, and logs the whole message.
+    #[must_use]
+    pub fn hide_paths(mut self, paths: &HiddenPaths, id: &RequestId) -> Self {
+        if let ResultKind::Failed { error, .. } = &mut self.result
+            && let Cow::Owned(hidden) = paths.hide(error)
+        {
+            tracing::warn!(target: log::REQUEST, request_id = %id, error, "request failed");
+            *error = hidden;
+        }
+        self
+    }
+
     /// Returns the message of a failed outcome.
     pub fn error(&self) -> Option<&str> {
         match &self.result {
@@ -242,12 +256,14 @@ impl Outcomes {
     /// is executed again after the next start.
     pub fn record(&self, store: &mut Store, id: &RequestId, outcome: Outcome) {
         let Outcome { result, payload, model_changed, usage, mut records, history, transient: _ } =
-            outcome.limited_to(MAX_RESULT_BYTES);
+            outcome.limited_to(MAX_RESULT_BYTES).hide_paths(&store.hidden_paths, id);
         self.metrics.count_request(!matches!(result, ResultKind::Failed { .. }));
         let Some(request) = store.requests.get(id).map(|entry| Arc::clone(&entry.row)) else {
             return;
         };
         let at = store.clock.now();
+        let micros = u64::try_from(at.saturating_sub(request.at)).unwrap_or(0);
+        self.metrics.request_seconds.observe(request.kind.name(), Duration::from_micros(micros));
         let history = history.filter(|_| self.history.is_enabled());
         let history = history.and_then(|history| history.into_record(&request, at, &result));
         let has_history = history.is_some();
@@ -293,6 +309,7 @@ impl Outcomes {
     pub fn record_generation(&self, store: &mut Store, history: Option<Box<SampleHistory>>) {
         let Some(mut sample) = history else { return };
         sample.finished_at = store.clock.now();
+        sample.error = sample.error.map(|error| store.hidden_paths.hide(&error).into_owned());
         let record = HistoryRecord::Sample(sample).into_record();
         let history = Arc::clone(&self.history);
         store.put(vec![record], Box::new(move |_| history.notify()));

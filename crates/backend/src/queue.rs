@@ -3,14 +3,17 @@
 //!
 //! Requests of a model are dispatched by sequence number, regardless of the order in which they
 //! arrive. A request that arrives early is held until the missing numbers arrive or the gap timeout
-//! passes: a client may assign a number and never send its request. Models are served round-robin.
-//! Samples and generations have no order.
+//! passes: a client may assign a number and never send its request. The next model is a model of the
+//! user and session that have received least; models of one session are served round-robin. Samples
+//! and generations have no order: the engine shares its sampler fairly.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use tinkex_fairness::{FairShares, FairnessKey, ShareId};
 use tinkex_store::clock::Clock;
+use tinkex_store::user::Account;
 use tinkex_wire::{ModelId, RequestId, SessionId};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -23,9 +26,28 @@ pub struct QueuedOperation<M> {
     /// How often earlier server processes restored the request after a restart and started to
     /// execute it. `None` for a request that this process has admitted itself.
     pub starts: Option<u32>,
+    /// User and session of the model.
+    pub account: Account,
     pub model: ModelId,
     pub seq: u64,
     pub operation: M,
+}
+
+/// Cost of a request besides its bytes, in bytes of a training pass: a step is short, but not free.
+const REQUEST_COST: usize = 4_096;
+
+impl<M> QueuedOperation<M> {
+    /// Returns the cost of the request, in bytes. The time of a pass is about proportional to its
+    /// bytes.
+    fn cost(&self) -> u64 {
+        u64::try_from(self.bytes.saturating_add(REQUEST_COST)).unwrap_or(u64::MAX)
+    }
+}
+
+/// Returns the key of an account for fair shares.
+#[must_use]
+pub fn fairness_key(account: &Account) -> FairnessKey {
+    FairnessKey::new(account.owner.as_str(), account.session.as_str())
 }
 
 /// A sampling or inference request that waits for its backend. `S` is the backend's type of a
@@ -96,8 +118,10 @@ pub struct Queue<M, S> {
 
 struct PendingRequests<M, S> {
     models: HashMap<ModelId, ModelQueue<M>>,
-    /// Models with queued requests, in round-robin order.
+    /// Models with queued requests, least recently served first.
     round_robin: VecDeque<ModelId>,
+    /// Cost of the work done for each user and session, in bytes.
+    shares: FairShares,
     samples: VecDeque<QueuedSample<S>>,
     /// Samples to cancel.
     cancelled: Vec<RequestId>,
@@ -122,6 +146,8 @@ struct WritingRequests {
 }
 
 struct ModelQueue<M> {
+    /// Share of the model's account, while the model has queued requests.
+    share: Option<ShareId>,
     /// Next sequence number to dispatch.
     next: u64,
     /// Queued requests with their arrival times, by sequence number.
@@ -130,6 +156,8 @@ struct ModelQueue<M> {
     rejected: BTreeSet<u64>,
     /// Set while the first request waits after a fault.
     retry: Option<Retry>,
+    /// Whether the backend still executes a request of the model. Later requests wait.
+    busy: bool,
 }
 
 /// The next attempt to execute a request that met a fault.
@@ -141,7 +169,14 @@ struct Retry {
 
 impl<M> Default for ModelQueue<M> {
     fn default() -> Self {
-        Self { next: 0, waiting: BTreeMap::new(), rejected: BTreeSet::new(), retry: None }
+        Self {
+            share: None,
+            next: 0,
+            waiting: BTreeMap::new(),
+            rejected: BTreeSet::new(),
+            retry: None,
+            busy: false,
+        }
     }
 }
 
@@ -154,7 +189,7 @@ impl<M> ModelQueue<M> {
 
     /// Removes and returns the next request if it may run.
     fn pop(&mut self, now: Duration, gap_timeout: Duration) -> Option<QueuedOperation<M>> {
-        if self.retry.as_ref().is_some_and(|retry| retry.at > Instant::now()) {
+        if self.busy || self.retry.as_ref().is_some_and(|retry| retry.at > Instant::now()) {
             return None;
         }
         let first_arrival = self.waiting.values().next().map(|(_, arrived)| *arrived);
@@ -258,6 +293,33 @@ impl<M, S> Queue<M, S> {
         self.wake.notify_one();
     }
 
+    /// Holds back the later requests of a model while the backend executes a request of `bytes`
+    /// bytes in several steps. The request counts towards the limits until
+    /// [`release`](Self::release): its data stay in memory.
+    pub fn hold(&self, model: &ModelId, bytes: usize) {
+        let mut pending = self.lock();
+        pending.count += 1;
+        pending.bytes += bytes;
+        if let Some(queue) = pending.models.get_mut(model) {
+            queue.busy = true;
+        }
+    }
+
+    /// Ends a [`hold`](Self::hold) of a model and of `bytes` bytes.
+    pub fn release(&self, model: &ModelId, bytes: usize) {
+        let mut pending = self.lock();
+        pending.count -= 1;
+        pending.bytes -= bytes;
+        if let Some(queue) = pending.models.get_mut(model) {
+            queue.busy = false;
+        }
+    }
+
+    /// Returns whether the backend must save its models and return.
+    pub fn is_stopping(&self) -> bool {
+        self.lock().stopping
+    }
+
     /// Removes all queued requests of a model and returns their ids in order.
     pub fn take_waiting(&self, model: &ModelId) -> Vec<RequestId> {
         let mut pending = self.lock();
@@ -268,7 +330,7 @@ impl<M, S> Queue<M, S> {
             queue.next = queue.next.max(last + 1);
             queue.rejected = queue.rejected.split_off(&queue.next);
         }
-        pending.round_robin.retain(|other| other != model);
+        pending.remove_empty(model);
         pending.count -= waiting.len();
         pending.bytes -= waiting.values().map(|(request, _)| request.bytes).sum::<usize>();
         waiting.into_values().map(|(request, _)| request.id).collect()
@@ -325,9 +387,7 @@ impl<M, S> Queue<M, S> {
             return None;
         }
         let request = queue.pop(self.clock.running(), self.gap_timeout)?;
-        if queue.waiting.is_empty() {
-            pending.round_robin.retain(|other| other != model);
-        }
+        pending.remove_empty(model);
         pending.count -= 1;
         pending.bytes -= request.bytes;
         Some(request)
@@ -430,14 +490,16 @@ impl<M: Send, S: Send> RequestQueue for Queue<M, S> {
 
     fn drop_model(&self, model: &ModelId) -> Vec<RequestId> {
         let mut pending = self.lock();
-        let queue = pending.models.remove(model).unwrap_or_default();
-        pending.round_robin.retain(|other| other != model);
-        pending.count -= queue.waiting.len();
-        pending.bytes -= queue.waiting.values().map(|(request, _)| request.bytes).sum::<usize>();
+        let waiting = pending.models.get_mut(model).map(|queue| std::mem::take(&mut queue.waiting));
+        let waiting = waiting.unwrap_or_default();
+        pending.remove_empty(model);
+        pending.models.remove(model);
+        pending.count -= waiting.len();
+        pending.bytes -= waiting.values().map(|(request, _)| request.bytes).sum::<usize>();
         pending.dropped.push(model.clone());
         drop(pending);
         self.wake.notify_one();
-        queue.waiting.into_values().map(|(request, _)| request.id).collect()
+        waiting.into_values().map(|(request, _)| request.id).collect()
     }
 
     fn stop(&self) {
@@ -451,6 +513,7 @@ impl<M, S> PendingRequests<M, S> {
         Self {
             models: HashMap::new(),
             round_robin: VecDeque::new(),
+            shares: FairShares::default(),
             samples: VecDeque::new(),
             cancelled: Vec::new(),
             dropped: Vec::new(),
@@ -465,7 +528,8 @@ impl<M, S> PendingRequests<M, S> {
     /// Adds a request to the queue of its model.
     fn insert(&mut self, request: QueuedOperation<M>, arrived: Duration) {
         let queue = self.models.entry(request.model.clone()).or_default();
-        if queue.waiting.is_empty() {
+        if queue.share.is_none() {
+            queue.share = Some(self.shares.enter(&fairness_key(&request.account)));
             self.round_robin.push_back(request.model.clone());
         }
         self.count += 1;
@@ -495,19 +559,33 @@ impl<M, S> PendingRequests<M, S> {
         }
     }
 
-    /// Removes and returns the next request of the first model, in round-robin order, whose next
-    /// request may run.
+    /// Removes a model without queued requests from the models that are served.
+    fn remove_empty(&mut self, model: &ModelId) {
+        let Some(queue) = self.models.get_mut(model) else { return };
+        if queue.waiting.is_empty()
+            && let Some(share) = queue.share.take()
+        {
+            self.shares.leave(share);
+            self.round_robin.retain(|other| other != model);
+        }
+    }
+
+    /// Removes and returns the next request that may run: of the user and session that have
+    /// received least, and of the model that was served least recently.
     fn pop(&mut self, now: Duration, gap_timeout: Duration) -> Option<QueuedOperation<M>> {
-        for _ in 0..self.round_robin.len() {
-            let model = self.round_robin.pop_front()?;
+        let mut models: Vec<ModelId> = self.round_robin.iter().cloned().collect();
+        let share = |model: &ModelId| self.models.get(model).and_then(|queue| queue.share);
+        models.sort_by_key(|model| share(model).map(|share| self.shares.order(share)));
+        for model in models {
             let Some(queue) = self.models.get_mut(&model) else { continue };
-            let request = queue.pop(now, gap_timeout);
-            if !queue.waiting.is_empty() {
-                self.round_robin.push_back(model);
+            let Some(request) = queue.pop(now, gap_timeout) else { continue };
+            if let Some(share) = queue.share {
+                self.shares.charge(share, request.cost());
             }
-            if request.is_some() {
-                return request;
-            }
+            self.round_robin.retain(|other| *other != model);
+            self.round_robin.push_back(model.clone());
+            self.remove_empty(&model);
+            return Some(request);
         }
         None
     }
@@ -516,7 +594,7 @@ impl<M, S> PendingRequests<M, S> {
     fn next_gap_end(&self, gap_timeout: Duration) -> Option<Duration> {
         self.models
             .values()
-            .filter(|queue| queue.retry.is_none())
+            .filter(|queue| queue.retry.is_none() && !queue.busy)
             .filter_map(|queue| queue.waiting.first_key_value())
             .map(|(_, (_, arrived))| arrived.saturating_add(gap_timeout))
             .min()

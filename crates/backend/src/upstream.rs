@@ -14,8 +14,9 @@ use parking_lot::{Mutex, MutexGuard};
 use tinkex_autodiff::LossProgram;
 use tinkex_store::clock::Clock;
 use tinkex_store::error::ServerError;
+use tinkex_store::user::Account;
 use tinkex_store::weights::{RemoteWeights, WeightsLocation};
-use tinkex_wire::{SampleRequest, SampleResponse, SessionId};
+use tinkex_wire::{SampleRequest, SampleResponse};
 use tokio::sync::oneshot;
 
 use crate::context::BackendContext;
@@ -99,8 +100,8 @@ pub struct RelayedSample {
     pub base_model: String,
     /// Path of the weights on the upstream; `None` samples from the base model.
     pub path: Option<String>,
-    /// Session to which the usage of tokens is charged.
-    pub session: SessionId,
+    /// Account to which the usage of tokens is charged.
+    pub account: Account,
     /// The request, with a seed.
     pub request: SampleRequest,
     /// Receives the response to an inference request; `None` for a sample of the Tinker API.

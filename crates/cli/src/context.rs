@@ -124,7 +124,7 @@ impl<'e> CommandContext<'e> {
         if let Some(url) = self.local.as_ref().and_then(LocalServer::dashboard_url) {
             let dim = self.settings.redraws;
             let (start, end) = if dim { ("\u{1b}[2m", "\u{1b}[0m") } else { ("", "") };
-            self.notice(&format!("{start}dashboard: {url}{end}"));
+            self.styled_notice(&format!("{start}dashboard: {url}{end}"));
         }
     }
 
@@ -152,13 +152,26 @@ impl<'e> CommandContext<'e> {
         self.write(&text)
     }
 
-    /// Prints a result: the text, or with `--json` the JSON document.
+    /// Prints a result: the text, or with `--json` the JSON document. Terminal controls in the text
+    /// are escaped if standard output is a terminal.
     pub(crate) fn text(&mut self, text: &str, json: &impl Serialize) -> Result<(), CommandError> {
-        let text = match self.settings.format {
-            OutputFormat::Json => to_json(json)?,
-            OutputFormat::Table | OutputFormat::Csv | OutputFormat::Plain => format!("{text}\n"),
-        };
-        self.write(&text)
+        if self.is_json() {
+            return self.write(&to_json(json)?);
+        }
+        self.write_text(&format!("{text}\n"))
+    }
+
+    /// Prints a result like [`text`](Self::text), from text with escape sequences of this program.
+    /// The caller has escaped the parts that are not its own.
+    pub(crate) fn styled_text(
+        &mut self,
+        text: &str,
+        json: &impl Serialize,
+    ) -> Result<(), CommandError> {
+        if self.is_json() {
+            return self.write(&to_json(json)?);
+        }
+        self.write(&format!("{text}\n"))
     }
 
     /// Confirms a change: a notice on standard error, or a JSON document on standard output.
@@ -174,11 +187,17 @@ impl<'e> CommandContext<'e> {
         Ok(())
     }
 
-    /// Prints a line on standard error, unless `--quiet` or `--json` is given.
+    /// Prints a line on standard error, unless `--quiet` or `--json` is given. Terminal controls are
+    /// escaped.
     pub(crate) fn notice(&mut self, text: &str) {
+        self.styled_notice(&format::escape_controls_in_lines(text));
+    }
+
+    /// Prints a line like [`notice`](Self::notice), from text with escape sequences of this program.
+    fn styled_notice(&mut self, text: &str) {
         if !self.globals.quiet && !self.is_json() {
             let text = self.console.style().message(text);
-            self.prompt(&format!("{text}\n"));
+            self.styled_prompt(&format!("{text}\n"));
         }
     }
 
@@ -228,12 +247,19 @@ impl<'e> CommandContext<'e> {
     }
 
     /// Writes a prompt or its explanation to standard error, even with `--quiet` or `--json`.
+    /// Terminal controls are escaped.
     pub(crate) fn prompt(&mut self, text: &str) {
+        self.styled_prompt(&format::escape_controls_in_lines(text));
+    }
+
+    /// Writes a prompt like [`prompt`](Self::prompt), with escape sequences of this program.
+    pub(crate) fn styled_prompt(&mut self, text: &str) {
         let err = &mut self.environment.err;
         let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
     }
 
-    /// Returns a function like [`prompt`](Self::prompt) that does not borrow the context.
+    /// Returns a function like [`styled_prompt`](Self::styled_prompt) that does not borrow the
+    /// context.
     pub(crate) fn prompt_writer(&self) -> impl FnMut(&str) + Send + use<> {
         let mut console = self.console.clone();
         move |text| {
@@ -261,7 +287,17 @@ impl<'e> CommandContext<'e> {
         hyperlink(url, self.settings.colors && self.environment.terminals.out.is_some())
     }
 
-    /// Writes text to standard output unchanged.
+    /// Writes text to standard output. Terminal controls are escaped if it is a terminal; files and
+    /// pipes get the text unchanged.
+    pub(crate) fn write_text(&mut self, text: &str) -> Result<(), CommandError> {
+        if self.environment.terminals.out.is_some() {
+            self.write(&format::escape_controls_in_lines(text))
+        } else {
+            self.write(text)
+        }
+    }
+
+    /// Writes to standard output unchanged: text of this program, or text with escaped controls.
     pub(crate) fn write(&mut self, text: &str) -> Result<(), CommandError> {
         self.environment.out.write_all(text.as_bytes())?;
         Ok(self.environment.out.flush()?)

@@ -8,6 +8,7 @@ use tinkex::{Error, ErrorKind, Hint};
 
 use crate::commands;
 use crate::environment::Environment;
+use crate::format::{escape_controls_in_json, escape_controls_in_lines};
 use crate::style::Style;
 
 /// Exit status of the program.
@@ -453,9 +454,9 @@ pub(crate) fn report(
             error: &'a ErrorReport,
         }
         let text = match serde_json::to_string(&ErrorDocument { error: report }) {
-            Ok(text) if json => text,
+            Ok(text) if json => escape_controls_in_json(&text),
             _ => {
-                let message = crate::format::escape_controls_in_lines(&report.message);
+                let message = &report.message;
                 let hint = join_hints(&report.hints).map(|hint| format!("\nhint: {hint}"));
                 let request = report.request.as_ref().filter(|_| verbose);
                 let request = request.map(|request| match &report.server {
@@ -466,7 +467,8 @@ pub(crate) fn report(
                 });
                 let request = request.unwrap_or_default();
                 let hint = hint.unwrap_or_default();
-                style.message(&format!("error: {message}{request}{hint}"))
+                let message = format!("error: {message}{request}{hint}");
+                style.message(&escape_controls_in_lines(&message))
             }
         };
         // The cursor may be behind a prompt or an echoed `^C`.
@@ -485,7 +487,8 @@ pub(crate) fn report_usage(
     style: Style,
 ) -> Exit {
     let hint = commands::usage_hint(error).map(|hint| format!("hint: {hint}\n"));
-    let text = style.message(&format!("{error}{}", hint.unwrap_or_default()));
+    let text = escape_controls_in_lines(&format!("{error}{}", hint.unwrap_or_default()));
+    let text = style.message(&text);
     let _ = environment.err.write_all(text.as_bytes());
     Exit::Usage
 }

@@ -127,12 +127,32 @@ pub(crate) fn date(time: Timestamp) -> String {
     utc.to_string().split('T').next().unwrap_or_default().to_owned()
 }
 
-/// Escapes the control characters of text from a server or file, so that it cannot move the cursor or
-/// change colors.
+/// Returns whether a character controls the terminal instead of being shown: control characters,
+/// which can move the cursor and change colors, and the characters that reorder or break the text
+/// around them (bidirectional controls, line and paragraph separators).
+pub(crate) fn is_terminal_control(letter: char) -> bool {
+    letter.is_control()
+        || matches!(
+            letter,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
+}
+
+/// Escapes the [terminal controls](is_terminal_control) of text from a server, a model or a file.
 pub(crate) fn escape_controls(text: &str) -> String {
+    escape_controls_except(text, |_| false)
+}
+
+/// Escapes terminal controls as [`escape_controls`] does, except line breaks and tabs.
+pub(crate) fn escape_controls_in_lines(text: &str) -> String {
+    escape_controls_except(text, |letter| matches!(letter, '\n' | '\t'))
+}
+
+/// Escapes terminal controls, except the characters that `keep` selects.
+pub(crate) fn escape_controls_except(text: &str, keep: impl Fn(char) -> bool) -> String {
     let mut shown = String::with_capacity(text.len());
     for letter in text.chars() {
-        if letter.is_control() {
+        if is_terminal_control(letter) && !keep(letter) {
             shown.extend(letter.escape_default());
         } else {
             shown.push(letter);
@@ -141,9 +161,20 @@ pub(crate) fn escape_controls(text: &str) -> String {
     shown
 }
 
-/// Escapes control characters as [`escape_controls`] does, except line breaks.
-pub(crate) fn escape_controls_in_lines(text: &str) -> String {
-    text.split('\n').map(escape_controls).collect::<Vec<_>>().join("\n")
+/// Escapes the terminal controls that encoders of JSON leave in strings. The document has the same
+/// meaning.
+pub(crate) fn escape_controls_in_json(json: &str) -> String {
+    let mut shown = String::with_capacity(json.len());
+    for letter in json.chars() {
+        // The encoder has escaped the other control characters. All terminal controls are in the
+        // first plane of Unicode, and need one escape.
+        if is_terminal_control(letter) && !matches!(letter, '\n' | '\t') {
+            shown.push_str(&format!("\\u{:04x}", u32::from(letter)));
+        } else {
+            shown.push(letter);
+        }
+    }
+    shown
 }
 
 /// Quotes an argument for a POSIX shell, if it needs quotes.
@@ -213,7 +244,20 @@ mod tests {
     #[test]
     fn control_characters_are_escaped() {
         assert_eq!(escape_controls("a\u{1b}[2Jb\nc é 日本"), "a\\u{1b}[2Jb\\nc é 日本");
-        assert_eq!(escape_controls_in_lines("a\u{1b}\nb"), "a\\u{1b}\nb");
+        assert_eq!(escape_controls_in_lines("a\u{1b}\n\tb\r"), "a\\u{1b}\n\tb\\r");
+        // C1 controls, and characters that show other text in another order.
+        let spoofed = "a\u{9b}2J \u{202e}txt.exe\u{202c} \u{2066}x\u{2069}\u{200f}\u{2028}";
+        let escaped = escape_controls_in_lines(spoofed);
+        assert_eq!(
+            escaped,
+            "a\\u{9b}2J \\u{202e}txt.exe\\u{202c} \\u{2066}x\\u{2069}\\u{200f}\\u{2028}"
+        );
+        assert_eq!(escape_controls_in_lines(&escaped), escaped, "escaping twice changes nothing");
+        let json = serde_json::to_string_pretty(&serde_json::json!({ "a": spoofed })).unwrap();
+        let safe = escape_controls_in_json(&json);
+        assert!(!safe.chars().any(|c| is_terminal_control(c) && c != '\n'), "{safe}");
+        let read: serde_json::Value = serde_json::from_str(&safe).unwrap();
+        assert_eq!(read["a"], spoofed);
     }
 
     #[test]

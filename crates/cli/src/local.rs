@@ -133,6 +133,11 @@ impl ServerInfo {
         }
     }
 
+    /// Returns whether the server requires an API key.
+    pub(crate) fn needs_key(&self) -> bool {
+        self.key_file.is_some()
+    }
+
     /// Reads the API key that the server requires.
     pub(crate) fn key(&self) -> Result<String, CommandError> {
         let Some(path) = &self.key_file else { return Ok(PLACEHOLDER_KEY.to_owned()) };

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::environment::Environment;
 use crate::error::{CommandError, Exit};
+use crate::format::escape_controls_in_json;
 
 /// Returns a URL, with OSC 8 escapes if `clickable`.
 pub(crate) fn hyperlink(url: &str, clickable: bool) -> String {
@@ -18,9 +19,19 @@ pub(crate) fn hyperlink(url: &str, clickable: bool) -> String {
 
 /// Returns an indented JSON document with a final newline.
 pub(crate) fn to_json(value: &impl Serialize) -> Result<String, CommandError> {
-    serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(|error| {
-        CommandError::new(Exit::Failed, format!("cannot encode the result as JSON: {error}"))
-    })
+    let text = serde_json::to_string_pretty(value);
+    text.map(|text| escape_controls_in_json(&text) + "\n").map_err(not_encodable)
+}
+
+/// Returns a JSON document on one line, with a final newline.
+pub(crate) fn to_json_line(value: &impl Serialize) -> Result<String, CommandError> {
+    let text = serde_json::to_string(value);
+    text.map(|text| escape_controls_in_json(&text) + "\n").map_err(not_encodable)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the argument of `map_err`")]
+fn not_encodable(error: serde_json::Error) -> CommandError {
+    CommandError::new(Exit::Failed, format!("cannot encode the result as JSON: {error}"))
 }
 
 /// Prints help text on standard output.

@@ -48,7 +48,7 @@ impl Progress {
         let progress =
             Self { bar, console: context.console().clone(), columns: width.unwrap_or_default() };
         progress.bar.set_style(progress.style(unit, total.is_some()));
-        progress.bar.set_message(label.into());
+        progress.bar.set_message(format::escape_controls(&label.into()));
         progress
     }
 

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 
-use tinkex_server::{StartAction, StartError};
+use tinkex_server::{StartAction, StartError, TlsError};
 
 use crate::error::{CommandError, Exit};
 
@@ -47,6 +47,7 @@ fn hint(error: &StartError, starter: Starter) -> String {
         (StartError::InvalidOrigin(_), _) => {
             "Pass an origin such as --allow-origin http://localhost:3000.".to_owned()
         }
+        (StartError::Tls(error), _) => tls_hint(error).to_owned(),
         (StartError::UnknownModel { name, .. }, _) => {
             format!("Pass the name of a served model, or serve it with --model {name}=PATH.")
         }
@@ -75,6 +76,19 @@ fn hint(error: &StartError, starter: Starter) -> String {
             io_hint(*action, source.kind(), starter, other_folder)
         }
         _ => format!("Fix the cause, or {other_folder}."),
+    }
+}
+
+fn tls_hint(error: &TlsError) -> &'static str {
+    match error {
+        TlsError::Read { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
+            "Give the key file to the user that runs the server, and run `chmod 600` on it."
+        }
+        TlsError::Pair { .. } => {
+            "Pass the key for which the certificate was issued. The server's certificate is the \
+             first of the file."
+        }
+        _ => "Pass PEM files: --tls-cert FILE with the certificates, --tls-key FILE with the key.",
     }
 }
 

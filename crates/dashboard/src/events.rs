@@ -8,9 +8,10 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::json;
 use tinkex_store::executor::Executor;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::sleep;
 
+use crate::access::StreamPermit;
 use crate::source::{ChangeCursor, DashboardSource};
 
 /// Time for which changes are collected before they are sent.
@@ -41,11 +42,11 @@ pub(crate) fn start(
     source: Arc<dyn DashboardSource>,
     executor: &Executor,
     cursor: Option<ChangeCursor>,
-    closed: watch::Receiver<bool>,
+    permit: StreamPermit,
 ) -> ChangeEvents {
     let (sender, receiver) = mpsc::channel(BUFFER);
     let jobs = executor.clone();
-    drop(executor.spawn("events", produce(source, jobs, cursor, closed, sender)));
+    drop(executor.spawn("events", produce(source, jobs, cursor, permit, sender)));
     ChangeEvents(receiver)
 }
 
@@ -53,14 +54,14 @@ async fn produce(
     source: Arc<dyn DashboardSource>,
     executor: Executor,
     cursor: Option<ChangeCursor>,
-    mut closed: watch::Receiver<bool>,
+    mut permit: StreamPermit,
     sender: mpsc::Sender<Bytes>,
 ) {
     let mut changed = source.subscribe();
     let is_new = cursor.is_none();
     let mut cursor = cursor.unwrap_or_default();
     let mut first = true;
-    loop {
+    while permit.is_valid() {
         let job_source = Arc::clone(&source);
         let mut job_cursor = cursor.clone();
         let job = move || {
@@ -99,8 +100,15 @@ async fn produce(
         tokio::select! {
             () = waited => {}
             () = sender.closed() => return,
-            _ = closed.wait_for(|closed| *closed) => return,
+            () = until_invalid(&mut permit) => return,
         }
+    }
+}
+
+/// Waits until the stream must end.
+async fn until_invalid(permit: &mut StreamPermit) {
+    while permit.is_valid() {
+        permit.changed().await;
     }
 }
 

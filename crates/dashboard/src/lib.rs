@@ -25,7 +25,10 @@ mod source;
 
 use tinkex_store::{error, record, store};
 
-pub use self::access::{CODE_LIFETIME, DashboardAccess, SESSION_LIFETIME};
+pub use self::access::{
+    CODE_LIFETIME, DashboardAccess, DashboardKeys, DashboardLogin, KeyDigest, SESSION_LIFETIME,
+    StreamPermit,
+};
 pub use self::asset::Asset;
 pub use self::document::{FigureDocument, FiguresDocument, LimitsDocument, UpstreamDocument};
 pub use self::events::ChangeEvents;

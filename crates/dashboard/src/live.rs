@@ -3,10 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use parking_lot::MutexGuard;
 use serde_json::json;
 use tinkex_store::durable::SharedStore;
 use tinkex_store::history::folder_prefix;
+use tinkex_store::user::Principal;
 use tinkex_text::Tokenizer;
+use tinkex_wire::rest::KeyRole;
 use tinkex_wire::{JsonObject, ModelId};
 use tokio::sync::watch;
 
@@ -21,7 +24,7 @@ use crate::query::QueryParams;
 use crate::record::UnixMicros;
 use crate::samples::{self, read_failed, seconds};
 use crate::source::{ChangeCursor, DashboardSource, DocumentResult};
-use crate::store::{ModelRunRecord, SequenceScope, Store, Tracked};
+use crate::store::{ModelRunRecord, SequenceScope, Store, Tracked, UserStore};
 
 /// Time since the last request of a run after which it is idle, in microseconds.
 const IDLE_AFTER: UnixMicros = 10_000_000;
@@ -48,6 +51,8 @@ pub struct LiveSource {
     pub(crate) store: SharedStore,
     pub(crate) history: Arc<History>,
     pub(crate) view: Arc<dyn ServerView>,
+    /// The reader, whose objects the documents show.
+    pub(crate) principal: Principal,
 }
 
 /// Data of the store for the list of runs, collected in one pass over the store.
@@ -125,18 +130,34 @@ impl<'a> StoreView<'a> {
 
 /// Returns the name that a program gave its run or its session.
 fn name_of(run: &ModelRunRecord, session: Option<&str>) -> Option<String> {
-    let metadata = run.user_metadata.as_ref();
-    let named = metadata.and_then(|metadata| {
-        ["name", "run_name", "display_name"].iter().find_map(|key| metadata.get(*key)?.as_str())
-    });
-    named.or(session).filter(|name| !name.trim().is_empty()).map(str::to_owned)
+    run.name.as_deref().or(session).filter(|name| !name.trim().is_empty()).map(str::to_owned)
 }
 
 impl LiveSource {
     /// Creates the source of a server.
     #[must_use]
-    pub fn new(store: SharedStore, history: Arc<History>, view: Arc<dyn ServerView>) -> Self {
-        Self { store, history, view }
+    pub fn new(
+        store: SharedStore,
+        history: Arc<History>,
+        view: Arc<dyn ServerView>,
+        principal: Principal,
+    ) -> Self {
+        Self { store, history, view, principal }
+    }
+
+    /// Locks the store, as the reader may see it.
+    pub(crate) fn user_store(&self) -> UserStore<'_, MutexGuard<'_, Store>> {
+        UserStore::new(self.store.lock(), &self.principal)
+    }
+
+    /// Returns whether the reader sees the objects of all users.
+    fn sees_all(&self) -> bool {
+        self.principal.role == KeyRole::Admin
+    }
+
+    /// Returns the user whose samples the documents show; `None` for the samples of all users.
+    pub(crate) fn sampled_by(&self) -> Option<&str> {
+        (!self.sees_all()).then(|| self.principal.user.as_str())
     }
 
     /// Calls `read` with the summaries of all runs. `read` may lock the store: this cannot
@@ -151,10 +172,39 @@ impl LiveSource {
     /// Returns the id of a run that exists.
     fn find(&self, id: &str) -> Result<ModelId, ServerError> {
         let id = ModelId::from(id);
-        if !self.store.lock().runs.contains_key(&id) {
-            return Err(ServerError::not_found(format!("training run {id} does not exist")));
-        }
+        self.user_store().run(&id)?;
         Ok(id)
+    }
+}
+
+/// Metadata of a run and of its session.
+#[derive(Default)]
+struct RunMetadata {
+    of_run: JsonObject,
+    of_session: JsonObject,
+}
+
+impl LiveSource {
+    /// Reads the metadata of a run and of its session, without holding the store's lock.
+    fn metadata_of(&self, id: &ModelId) -> Result<RunMetadata, ServerError> {
+        let (run_bytes, session, session_bytes) = {
+            let store = self.store.lock();
+            let Some(run) = store.runs.get(id).map(|entry| &entry.row) else {
+                return Ok(RunMetadata::default());
+            };
+            let session = store.sessions.get(&run.session).map(|entry| &entry.row);
+            let session_bytes = session.map_or(0, |row| row.metadata_bytes);
+            (run.metadata_bytes, run.session.clone(), session_bytes)
+        };
+        let get = |object: &str, bytes| {
+            let metadata = self.store.metadata().get(object, bytes);
+            metadata
+                .map(Option::unwrap_or_default)
+                .map_err(|error| ServerError::read_failed(&error))
+        };
+        let of_run = get(id.as_str(), run_bytes)?;
+        let of_session = get(session.as_str(), session_bytes)?;
+        Ok(RunMetadata { of_run, of_session })
     }
 }
 
@@ -177,7 +227,10 @@ impl DashboardSource for LiveSource {
             folders: Vec::new(),
             history: history.requests > 0,
             samples: history.requests > 0 && history.samples > 0,
-            views: vec!["runs", "samples", "playground", "server"],
+            views: match self.sees_all() {
+                true => vec!["runs", "samples", "playground", "server"],
+                false => vec!["runs", "samples", "playground"],
+            },
             // The stream of changes continues from this cursor: the page reads the other documents
             // after this one.
             cursor: Some(cursor.event_id()),
@@ -187,10 +240,9 @@ impl DashboardSource for LiveSource {
 
     fn runs(&self) -> DocumentResult<RunListDocument> {
         let mut runs: Vec<RunDocument> = self.with_summaries(|summaries| {
-            let store = self.store.lock();
-            let view = StoreView::new(&store, self.store.clock().now());
-            let runs = store.runs.values();
-            runs.map(|run| view.run(run, summaries.get(&run.row.id))).collect()
+            let store = self.user_store();
+            let view = StoreView::new(store.all(), self.store.clock().now());
+            store.runs().map(|run| view.run(run, summaries.get(&run.row.id))).collect()
         })?;
         runs.sort_by_key(|run| std::cmp::Reverse(run.created));
         Ok(RunListDocument { runs })
@@ -199,12 +251,12 @@ impl DashboardSource for LiveSource {
     fn run(&self, id: &str) -> DocumentResult<RunDetails> {
         let id = self.find(id)?;
         let summary = self.with_summaries(|summaries| summaries.get(&id).cloned())?;
+        let metadata = self.metadata_of(&id)?;
         let now = self.store.clock().now();
-        let store = self.store.lock();
-        let Some(run) = store.runs.get(&id) else {
-            return Err(ServerError::not_found(format!("training run {id} does not exist")));
-        };
-        let base = StoreView::new(&store, now).run(run, summary.as_ref());
+        let store = self.user_store();
+        let run = store.run(&id)?;
+        let store = store.all();
+        let base = StoreView::new(store, now).run(run, summary.as_ref());
         let row = &run.row;
         let session = store.sessions.get(&row.session).map(|entry| &entry.row);
         let settings = [
@@ -235,8 +287,8 @@ impl DashboardSource for LiveSource {
         Ok(RunDetails {
             base,
             settings: SettingsDocument::Server(settings),
-            metadata: row.user_metadata.clone().unwrap_or_default(),
-            session_metadata: session.and_then(|row| row.user_metadata.clone()).unwrap_or_default(),
+            metadata: metadata.of_run,
+            session_metadata: metadata.of_session,
             tags: session.map(|row| row.tags.clone()).unwrap_or_default(),
             saved: saved.collect(),
         })
@@ -254,7 +306,8 @@ impl DashboardSource for LiveSource {
         let read = self.history.read(|reader| {
             let training = reader.requests(&id, TIMELINE)?;
             let since = training.first().map_or(0, |request| request.finished_at);
-            let samples = reader.sample_times(&prefix, since, TIMELINE)?;
+            let owner = self.sampled_by();
+            let samples = reader.sample_times(&prefix, owner, since, TIMELINE)?;
             Ok((training, samples))
         });
         let (training, samples) = read.map_err(read_failed)?;
@@ -294,6 +347,9 @@ impl DashboardSource for LiveSource {
     }
 
     fn server(&self) -> DocumentResult<ServerDocument> {
+        if !self.sees_all() {
+            return Err(ServerError::not_found("/ui/api/server is for administrators"));
+        }
         let figures = self.view.figures();
         let errors = self.history.read(|reader| reader.failures(FAILURES)).map_err(read_failed)?;
         let errors = errors.into_iter().map(|failure| FailureDocument {
@@ -306,15 +362,17 @@ impl DashboardSource for LiveSource {
     }
 
     fn changes(&self, cursor: &mut ChangeCursor) -> DocumentResult<Option<ChangesDocument>> {
-        let last_sample = self.history.read(|reader| reader.last_sample()).map_err(read_failed)?;
+        let owner = self.sampled_by();
+        let last_sample = self.history.read(|reader| reader.last_sample(owner));
+        let last_sample = last_sample.map_err(read_failed)?;
         // A page that continues a stream has already read the statuses of the runs.
         let continues = cursor.statuses.is_empty();
         let known_point = cursor.point;
         let (runs, deleted) = self.with_summaries(|summaries| {
-            let store = self.store.lock();
-            let view = StoreView::new(&store, self.store.clock().now());
+            let store = self.user_store();
+            let view = StoreView::new(store.all(), self.store.clock().now());
             let mut changed = Vec::new();
-            for run in store.runs.values() {
+            for run in store.runs() {
                 let summary = summaries.get(&run.row.id);
                 let point = summary.map_or(0, |summary| summary.last_point);
                 cursor.point = cursor.point.max(point);
@@ -334,7 +392,7 @@ impl DashboardSource for LiveSource {
                     changed.push(view.run(run, summary));
                 }
             }
-            let deleted = cursor.remove_deleted(|id| store.runs.contains_key(&ModelId::from(id)));
+            let deleted = cursor.remove_deleted(|id| store.run(&ModelId::from(id)).is_ok());
             (changed, deleted)
         })?;
         let has_samples = last_sample > cursor.sample;

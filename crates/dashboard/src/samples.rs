@@ -34,14 +34,15 @@ pub(super) fn samples(
         prompt_hash: query.number("group")?,
         before: query.number("before")?,
         folder_prefix: query.text("run").map(folder_prefix),
+        owner: source.sampled_by().map(str::to_owned),
         limit,
         ..SampleFilter::default()
     };
     if let Some(model) = query.text("model") {
-        let store = source.store.lock();
-        match model.parse().ok().and_then(|path| store.checkpoint(&path)) {
+        let store = source.user_store();
+        match model.parse().ok().and_then(|path| store.checkpoint(&path).ok()) {
             Some(checkpoint) => {
-                let CheckpointRecord { path, weights, .. } = &checkpoint.row;
+                let CheckpointRecord { path, weights, .. } = checkpoint;
                 filter.folder = Some(logged_folder(Some(path.run()), weights));
             }
             None => filter.base_model = Some(model.to_owned()),
@@ -53,7 +54,8 @@ pub(super) fn samples(
     }
     // Count before reading: otherwise a sample that is logged in between would be counted but
     // missing from the list.
-    let total = source.history.read(|reader| reader.sample_count()).map_err(read_failed)?;
+    let total = source.history.read(|reader| reader.sample_count(source.sampled_by()));
+    let total = total.map_err(read_failed)?;
     let mut found = Vec::new();
     let mut searched = 0;
     let mut more = false;

@@ -9,6 +9,7 @@ use serde::Serialize;
 use tinkex_store::executor::Executor;
 use tokio::sync::watch;
 
+use crate::access::StreamPermit;
 use crate::document::{
     ChangesDocument, InfoDocument, MetricsDocument, RequestsDocument, RunDetails, RunListDocument,
     SampleListDocument, ServerDocument,
@@ -123,17 +124,17 @@ impl Documents {
         json.map(Some)
     }
 
-    /// Starts a stream of changes, which ends when `closed` becomes true. The stream begins after
+    /// Starts a stream of changes, which ends when `permit` becomes invalid. The stream begins after
     /// the event with the id `last_event`; it begins now if `last_event` is `None`.
     #[must_use]
     pub fn changes(
         &self,
         executor: &Executor,
         last_event: Option<&str>,
-        closed: watch::Receiver<bool>,
+        permit: StreamPermit,
     ) -> ChangeEvents {
         let cursor = last_event.and_then(ChangeCursor::parse);
-        events::start(Arc::clone(&self.0), executor, cursor, closed)
+        events::start(Arc::clone(&self.0), executor, cursor, permit)
     }
 }
 

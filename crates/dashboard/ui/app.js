@@ -4,7 +4,7 @@
 // Data flows one way: the server and the address change the store and the router, and these tell the
 // view what to show. A view asks the router for other parameters; it changes nothing else.
 
-import { Unauthorized, get } from "./api.js";
+import { Unauthorized, get, post } from "./api.js";
 import { ChangeStream } from "./changes.js";
 import { byId, fill, h, problem } from "./dom.js";
 import { showHelp, startKeyboard } from "./keyboard.js";
@@ -116,6 +116,7 @@ function logIn() {
   stream = null;
   closeView();
   nav.hidden = true;
+  byId("logout").hidden = true;
   setBadge("logged out", "logged out");
   const { form, input } = loginForm(start);
   fill(main, form);
@@ -143,6 +144,8 @@ async function start() {
     return;
   }
   nav.hidden = false;
+  // The page of run folders cannot log in again: its code works once.
+  byId("logout").hidden = store.isFolders;
   fill(nav, info.views.map((name) => h("a", { href: `#/${name}`, "data-view": name }, VIEWS[name].title)));
   byId("address").textContent = store.isFolders ? "run folders" : location.host;
   stream?.close();
@@ -193,6 +196,15 @@ startKeyboard({
   other: (event) => current?.view.key?.(event),
 });
 byId("help").addEventListener("click", showHelp);
+byId("logout").addEventListener("click", async () => {
+  try {
+    await post("logout");
+  } catch (error) {
+    fail(error, main);
+    return;
+  }
+  start();
+});
 byId("skip").addEventListener("click", (event) => {
   // Following the link would replace the address of the view.
   event.preventDefault();

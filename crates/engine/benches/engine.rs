@@ -20,11 +20,13 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use tinkex_engine::loss::{Loss, LossInputs};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
-use tinkex_engine::sample::{ModelWeights, SampleRequest};
+use tinkex_engine::sample::{ModelWeights, SampleRequest, SampledToken, TokenObserver};
 use tinkex_engine::train::{Datum, TrainingObjective};
 use tinkex_engine::{Engine, EngineOptions, LoraConfig, Precision, Quantization, Sampler, Trainer};
 
@@ -114,6 +116,18 @@ struct Decode {
     vocab: u32,
     /// Number of requests so far, from which prompts are generated.
     requests: u32,
+    /// Whether a token was sampled.
+    has_token: Arc<AtomicBool>,
+}
+
+/// Records that a token was sampled.
+#[derive(Debug)]
+struct FirstToken(Arc<AtomicBool>);
+
+impl TokenObserver for FirstToken {
+    fn token(&mut self, _: SampledToken<'_>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Bench {
@@ -133,7 +147,18 @@ impl Bench {
         };
         let decode = |batch, weights, prompt, tokens| -> BenchResult<Box<Decode>> {
             let sampler = engine.sampler()?;
-            Ok(Box::new(Decode { sampler, weights, batch, prompt, tokens, vocab, requests: 0 }))
+            let has_token = Arc::default();
+            let requests = 0;
+            Ok(Box::new(Decode {
+                sampler,
+                weights,
+                batch,
+                prompt,
+                tokens,
+                vocab,
+                requests,
+                has_token,
+            }))
         };
         let (name, number) =
             workload.split_at(workload.find(char::is_numeric).unwrap_or(workload.len()));
@@ -170,7 +195,7 @@ impl Bench {
             Self::Context(decode) => {
                 decode.add_requests()?;
                 // A prompt is computed in chunks; the last chunk yields the first token.
-                for _ in 0..decode.prompt.div_ceil(512) {
+                while !decode.has_token.swap(false, Ordering::Relaxed) {
                     decode.sampler.step();
                 }
                 let start = Instant::now();
@@ -192,7 +217,9 @@ impl Decode {
             request.decoding.temperature = 0.0;
             // A single request uses the next adapter; a batch cycles through all adapters.
             let adapter = if self.batch == 1 { self.requests as usize } else { i };
-            self.sampler.add(&self.weights[adapter % self.weights.len()], request)?;
+            let weights = &self.weights[adapter % self.weights.len()];
+            let observer = FirstToken(Arc::clone(&self.has_token));
+            self.sampler.add_observed(weights, request, Box::new(observer))?;
         }
         Ok(())
     }

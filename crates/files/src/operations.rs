@@ -77,6 +77,8 @@ pub fn sync_folder(folder: impl AsRef<Path>) -> io::Result<()> {
 /// # Errors
 /// Any other error of removing the file.
 pub fn remove_file_if_exists(path: impl AsRef<Path>) -> io::Result<()> {
+    let path = path.as_ref();
+    announce(FileOperation::Remove(path))?;
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),

@@ -32,6 +32,26 @@ pub trait ServedModel: Send + Sync {
     /// The error is a message for the client.
     fn chat(&self) -> Result<ChatModel, String>;
 
+    /// Returns the context length in tokens, if it is known.
+    fn context(&self) -> Option<usize>;
+
+    /// Returns the size of the longest text that [`encode`](Self::encode) accepts, in bytes. Longer
+    /// texts are refused before.
+    fn max_text_bytes(&self) -> usize;
+
+    /// Encodes a text, with the special tokens that the tokenizer adds to every text if `special`
+    /// is true. May wait for the memory that encoding needs, if the text has more than
+    /// [`SHORT_RENDERED_BYTES`](crate::SHORT_RENDERED_BYTES).
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        special: bool,
+    ) -> tinkex_text::Result<Vec<u32>>;
+
     /// Validates a generation for the model and enqueues it. Does not wait for its tokens.
     ///
     /// # Errors

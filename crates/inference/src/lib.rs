@@ -40,6 +40,18 @@
 //!         ChatModel::new(self.name(), None, self.eos(), 10)
 //!     }
 //!
+//!     fn context(&self) -> Option<usize> {
+//!         Some(100)
+//!     }
+//!
+//!     fn max_text_bytes(&self) -> usize {
+//!         1_000
+//!     }
+//!
+//!     fn encode(&self, tokenizer: &Tokenizer, text: &str, _: bool) -> tinkex_text::Result<Vec<u32>> {
+//!         Ok(tokenizer.encode(text)?.to_vec())
+//!     }
+//!
 //!     fn generate(&self, _: GenerationRequest) -> Result<TokenStream, InferenceError> {
 //!         let (sink, stream) = token_stream("1".to_owned(), |_| {});
 //!         sink.prompt(PromptReport::default());
@@ -75,6 +87,7 @@ mod events;
 mod generation_request;
 pub mod openai;
 mod parameters;
+mod text_limit;
 mod token_stream;
 
 pub use self::chat::ChatModel;
@@ -86,6 +99,8 @@ pub use self::events::EventSource;
 pub(crate) use self::events::EventWriter;
 pub use self::generation_request::GenerationRequest;
 pub(crate) use self::parameters::Parameters;
+pub use self::text_limit::SHORT_RENDERED_BYTES;
+pub(crate) use self::text_limit::{TextLimit, encode};
 pub use self::token_stream::{
     GeneratedToken, GenerationProgress, PromptReport, StopReason, StreamDrop, TokenCounts,
     TokenSink, TokenStream, token_stream,

@@ -33,7 +33,9 @@ use tinkex::{
 use tinkex_wire::loss_input::WEIGHTS;
 use tinkex_wire::{Datum, LossFn, TensorData};
 
-/// Loss input with the log-probability of the completion under the reference model.
+/// Loss input with the log-probability of the completion under the reference model: the bits of an
+/// f64 number. Rounded to f32, the margin of a pair before training would be a rounding error instead
+/// of 0, and a random half of the pairs would count as accurate.
 const REFERENCE: &str = "reference_logprob";
 /// Number of pairs per request for reference log-probabilities.
 const REFERENCE_BATCH: usize = 64;
@@ -143,6 +145,8 @@ impl DpoPair {
             let reason = error.to_string().replace(" at line 1 column ", " at column ");
             format!("expected \"prompt\", \"chosen\" and \"rejected\": {reason}")
         })?;
+        let bounded = limit.map(|(max, _)| chat.clone().max_example_tokens(max));
+        let chat = bounded.as_ref().unwrap_or(chat);
         let mut truncated = false;
         let mut example = |name: &str, completion| {
             encode(chat, line.prompt.as_ref(), completion)
@@ -174,9 +178,8 @@ impl DpoPair {
                     builder = builder.loss_input(name, tensor.clone());
                 }
             }
-            #[expect(clippy::cast_possible_truncation, reason = "the server computes in f32")]
-            let logprob = TensorData::scalar(logprob as f32);
-            Ok(builder.loss_input(REFERENCE, logprob).build()?)
+            let bits = TensorData::from(vec![logprob.to_bits().cast_signed()]);
+            Ok(builder.loss_input(REFERENCE, bits).build()?)
         };
         Ok([datum(&self.chosen, reference.chosen)?, datum(&self.rejected, reference.rejected)?])
     }
@@ -283,12 +286,13 @@ fn evaluate(beta: f64, data: &[Datum], logprobs: &[TensorData]) -> Result<LossVa
     let mut sums = [0.0; 4];
     for (data, logprobs) in data.chunks_exact(2).zip(logprobs.chunks_exact(2)) {
         let reward = |at: usize| -> Result<f64> {
-            let reference = data[at].loss_input(REFERENCE).and_then(TensorData::as_f32);
-            let Some([reference]) = reference else {
+            let bits = data[at].loss_input(REFERENCE).and_then(TensorData::as_i64);
+            let Some([bits]) = bits else {
                 let message = "cannot compute the DPO loss: a datum has no reference_logprob";
                 return Err(Error::new(ErrorKind::InvalidInput, message));
             };
-            Ok(beta * (weighted_sum(&data[at], &logprobs[at])? - f64::from(*reference)))
+            let reference = f64::from_bits(bits.cast_unsigned());
+            Ok(beta * (weighted_sum(&data[at], &logprobs[at])? - reference))
         };
         let chosen = reward(0)?;
         let rejected = reward(1)?;
@@ -368,6 +372,27 @@ mod tests {
         assert!(extreme.loss >= 0.0 && extreme.loss < 1e-6);
         let wrong = evaluate(1.0, &data, &logprobs(-1.0e4, -1.0)).unwrap();
         assert!((wrong.loss - 10_000.0).abs() < 1.0 && wrong.gradients[0][1] == -1.0);
+    }
+
+    /// Log-probabilities of a hundred tokens add up to a number that f32 cannot represent.
+    #[test]
+    fn the_margin_of_equal_weights_is_exactly_zero() {
+        let tokens: Vec<u32> = (0..101).collect();
+        let example = TrainingExample { weights: vec![1.0; tokens.len()], tokens: tokens.into() };
+        let pair = DpoPair::new(example.clone(), example);
+        let logprobs = [0.1_f32, 0.7].map(|step| {
+            let of_token = |at: u16| -step * f32::from(at) / 3.0;
+            TensorData::from((0..100).map(of_token).collect::<Vec<f32>>())
+        });
+        let plain = pair.chosen.clone().into_datum().unwrap();
+        let reference = DpoReference {
+            chosen: weighted_sum(&plain, &logprobs[0]).unwrap(),
+            rejected: weighted_sum(&plain, &logprobs[1]).unwrap(),
+        };
+        let value = evaluate(0.1, &pair.data(reference).unwrap(), &logprobs).unwrap();
+        for name in METRICS {
+            assert_eq!(value.metrics[&format!("{name}:mean")], 0.0, "{name}");
+        }
     }
 
     #[test]

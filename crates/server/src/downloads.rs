@@ -1,9 +1,12 @@
 //! [`Downloads`]: permissions to download files without an API key.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
+
+use crate::keyring::AcceptedKey;
 
 /// Maximum number of permissions. A further permission invalidates the oldest permission.
 const MAX_DOWNLOADS: usize = 10_000;
@@ -13,20 +16,20 @@ const MAX_DOWNLOADS: usize = 10_000;
 pub(crate) struct Downloads(Mutex<HashMap<String, DownloadGrant>>);
 
 /// Permission to download the files of a folder.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct DownloadGrant {
     /// Name of the folder under `weights/`.
     pub(crate) folder: String,
     pub(crate) expires: Instant,
+    /// Key that requested the download. A URL ends with its key.
+    pub(crate) key: Arc<AcceptedKey>,
 }
 
 impl Downloads {
-    /// Returns the folder that a token permits to download; `None` if the token is unknown or has
-    /// expired.
-    pub(crate) fn folder(&self, token: &str) -> Option<String> {
+    /// Returns the permission of a token; `None` if the token is unknown or has expired.
+    pub(crate) fn find(&self, token: &str) -> Option<DownloadGrant> {
         let grants = self.0.lock();
-        let grant = grants.get(token).filter(|grant| grant.expires > Instant::now());
-        grant.map(|grant| grant.folder.clone())
+        grants.get(token).filter(|grant| grant.expires > Instant::now()).cloned()
     }
 
     /// Adds a permission. Returns the folders of the permissions that it removed because of

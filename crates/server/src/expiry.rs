@@ -25,8 +25,10 @@ use tinkex_wire::{ModelId, RequestId, SessionId, TinkerPath};
 use tokio::sync::oneshot;
 
 use crate::backends::Backends;
+use crate::disk_usage;
 use crate::downloads::Downloads;
 use crate::options::ServerTimeouts;
+use crate::retention::Retention;
 
 /// Failure message of the queued requests of an expired session, and detail of its status.
 pub(crate) const EXPIRED: &str = "session expired: no heartbeat or request from its client";
@@ -47,6 +49,10 @@ pub(crate) struct Expiry {
     pub(crate) timeouts: ServerTimeouts,
     /// Value of [`ServerLimits::payload_bytes`](crate::ServerLimits::payload_bytes).
     pub(crate) payload_bytes: u64,
+    pub(crate) retention: Retention,
+    /// Held while files are removed, and while a backup copies them; see
+    /// [`lock_files`](Self::lock_files).
+    pub(crate) files: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Expiry {
@@ -54,13 +60,35 @@ impl Expiry {
         self.context.store.lock()
     }
 
+    /// Waits until no files are being removed. No weights are removed and no compaction of payloads
+    /// is started until the guard is dropped.
+    pub(crate) async fn lock_files(&self) -> tokio::sync::OwnedMutexGuard<()> {
+        Arc::clone(&self.files).lock_owned().await
+    }
+
+    /// Queues a compaction of the payload file if it has at least `min_bytes` bytes. During a backup,
+    /// leaves the compaction to a later expiry interval.
+    pub(crate) fn compact_payloads(&self, min_bytes: u64) {
+        // A compaction that is queued before a backup locks the files is started before the backup
+        // copies the database, so that it keeps all payloads that the copy needs.
+        if let Ok(_files) = self.files.try_lock() {
+            self.store().compact_payloads(min_bytes);
+        }
+    }
+
     /// Reports silent sessions, and removes expired objects and unreferenced folders. Removing
     /// files blocks, so the removal runs as jobs.
     pub(crate) async fn remove_expired(self: &Arc<Self>) {
         let executor = &self.context.executor;
+        // A backup may take long. Files are removed after it.
+        let files = self.files.try_lock();
         let remover = Arc::clone(self);
         // A job that panicked or did not run is repeated at the next interval.
         let _ = executor.run_job(move || remover.remove_records()).await;
+        if files.is_err() {
+            return;
+        }
+        self.store().compact_payloads(self.payload_bytes);
         let lister = Arc::clone(self);
         let Ok(Some(names)) = executor.run_job(move || lister.list_folders()).await else {
             return;
@@ -68,9 +96,19 @@ impl Expiry {
         let Some(unreferenced) = self.unreferenced(names).await else { return };
         let weights_dir = self.weights_dir.clone();
         let remove = move || {
+            let mut folders: usize = 0;
+            let mut bytes = 0;
             for name in unreferenced {
+                let folder = weights_dir.join(name);
+                let size = disk_usage::size(&folder);
                 // A folder that cannot be removed now is tried again at the next interval.
-                let _ = std::fs::remove_dir_all(weights_dir.join(name));
+                if std::fs::remove_dir_all(folder).is_ok() {
+                    folders += 1;
+                    bytes += size;
+                }
+            }
+            if folders > 0 {
+                tracing::info!(target: log::STORAGE, folders, bytes, "removed unused weights");
             }
         };
         let _ = executor.run_job(remove).await;
@@ -116,6 +154,12 @@ impl Expiry {
                 self.backends.discard(weights);
             }
         }
+        let removed = self.retention.apply(&mut store, now);
+        if !removed.is_empty() {
+            let in_use = store.weights_in_use();
+            let unused = removed.into_iter().filter(|weights| !in_use.contains(weights));
+            unused.for_each(|weights| self.backends.discard(weights));
+        }
         self.end_unused_samplers(&mut store);
         self.release_weights(&mut store);
         let retention = timeouts.ended_session_retention;
@@ -125,7 +169,8 @@ impl Expiry {
                 store.put_required(Record::SessionsRemoved { ids });
             }
         }
-        store.compact_payloads(self.payload_bytes);
+        self.merge_usage(&mut store);
+        store.count_records();
         drop(store);
         if let Some(cutoff) = self.history.cutoff(now) {
             let record = HistoryRecord::Cutoff(cutoff).into_record();
@@ -135,6 +180,21 @@ impl Expiry {
             // The folder is a copy of weights from an upstream. Only the expired download
             // permission referred to it.
             self.store().unfinished_folders.remove(&folder);
+        }
+    }
+
+    /// Merges old usage counters, whose number would grow with the number of sessions for ever.
+    fn merge_usage(&self, store: &mut Store) {
+        let retention = self.timeouts.usage_detail;
+        if retention.is_zero() {
+            return;
+        }
+        let hours = i64::try_from(retention.as_secs() / 3_600).unwrap_or(i64::MAX);
+        // Merge whole days: the counters of a day get the same key.
+        let before = self.context.clock().hour().saturating_sub(hours);
+        let before = before - before.rem_euclid(24);
+        if store.has_unmerged_usage(before) {
+            store.put_required(Record::UsageMerged { before });
         }
     }
 
@@ -320,7 +380,14 @@ impl Expiry {
         };
         // Wait until the current records are durable: after a crash, earlier records would refer to
         // the folders to be removed.
-        written.await.ok()?.ok()?;
+        if written.await.ok()?.is_err() {
+            // Results are outstanding because the disk is full or failing. Removing folders may free
+            // the space that the results need. Keep the folders that durable records refer to.
+            let (sender, stored) = oneshot::channel();
+            self.store().disk.stored_folders(Box::new(move |read| drop(sender.send(read))));
+            let stored = stored.await.ok()?.ok()?;
+            referenced.extend(stored.into_iter().map(WeightsLocation::Local));
+        }
         // Add the references that a rolled-back deletion has restored during the wait.
         referenced.extend(self.store().weights_in_use());
         let referenced: HashSet<&str> =

@@ -36,7 +36,7 @@
 //!    and wakes the polls that wait for it in `routes::future`.
 //!
 //! `expiry` ends sessions whose clients are silent and removes expired objects, and `models` lists
-//! the base models. HTTP is confined to `routes`, `server`, `connections` and `stream`; all other
+//! the base models. HTTP is confined to `routes`, `server`, `connections`, `stream` and `tls`; all other
 //! modules report a `ServerError`, which `routes::error` maps to a response.
 //!
 //! # Crates
@@ -55,8 +55,12 @@
 mod admit;
 mod api_key;
 mod backends;
+mod backup;
 mod connections;
+mod data_folder;
+mod disk_usage;
 mod downloads;
+mod drain;
 mod environment;
 mod expiry;
 mod fault;
@@ -64,6 +68,8 @@ mod file_limit;
 mod gguf;
 mod history;
 mod inference;
+mod ip_network;
+mod keyring;
 mod limits;
 mod memory;
 mod memory_size;
@@ -71,6 +77,8 @@ mod metrics;
 mod models;
 mod operation;
 mod options;
+mod public_url;
+mod retention;
 mod routes;
 mod server;
 #[doc(hidden)]
@@ -78,19 +86,30 @@ pub mod simulation;
 mod start_error;
 mod state;
 mod stream;
+mod tls;
 mod training_data;
 mod worker;
 pub use tinkex_engine::Quantization;
 pub use tinkex_engine::builtin::NAME as BUILT_IN;
+pub use tinkex_store::backup::{RestoreReport, restore as restore_backup};
 pub use tinkex_store::history::HistoryOptions;
 pub use tinkex_store::log;
 
+pub use tinkex_store::disk::ServerHealth;
+pub use tinkex_store::disk::check::{
+    DataFolderReport, FileReport, FileState, LostObject, WeightsReport, WeightsState,
+};
+
 pub use api_key::{api_key_file, read_api_key};
+pub use data_folder::check_data_folder;
+pub use ip_network::IpNetwork;
 pub use limits::ServerLimits;
 pub use memory::process_memory;
 pub use memory_size::MemorySize;
 pub use models::{write_built_in_model, write_tokenizer};
 pub use options::{PendingOnStart, QuantizeRule, ServerOptions, ServerTimeouts, local_hub_cache};
+pub use public_url::PublicUrl;
 pub use routes::FolderDashboard;
 pub use server::{Server, ShutdownSummary};
 pub use start_error::{StartAction, StartError};
+pub use tls::{TlsError, TlsFiles};

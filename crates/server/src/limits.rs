@@ -18,6 +18,13 @@ use crate::memory_size::MemorySize;
 pub struct ServerLimits {
     /// Maximum number of open connections (default 4096). Further connections wait to be accepted.
     pub connections: usize,
+    /// Maximum number of open connections without an authorized request (default 3,072; at most
+    /// three quarters of [`connections`](Self::connections)). A further connection closes the oldest
+    /// of them.
+    pub unauthenticated_connections: usize,
+    /// Maximum number of open connections of one address without an authorized request (default
+    /// 256). Does not apply to loopback addresses.
+    pub unauthenticated_connections_per_address: usize,
     /// Maximum size of a request body that carries training or sampling data, in bytes, after
     /// decompression (default 64 MiB, less if the process may use less than 2 GiB).
     pub body_bytes: usize,
@@ -28,6 +35,10 @@ pub struct ServerLimits {
     /// Maximum total size of the request bodies being read, in bytes (default 1/32 of the
     /// memory of the process, at most 1 GiB).
     pub total_body_bytes: usize,
+    /// Maximum memory of the texts being tokenized, in bytes (default 1/32 of the memory of the
+    /// process, at most 1 GiB). Further texts wait; a text that needs more by itself is refused. A
+    /// tokenizer needs up to 384 bytes per byte of text.
+    pub text_bytes: usize,
     /// Maximum number of requests that are queued or being sampled (default 50,000).
     pub queued_requests: usize,
     /// Maximum total size of the queued requests and running samples, in bytes (default 1/32
@@ -40,6 +51,12 @@ pub struct ServerLimits {
     /// Maximum total size of the results that are being read from disk or sent, in bytes (default
     /// 1/64 of the memory of the process, at most 1 GiB). Further polls wait.
     pub response_bytes: usize,
+    /// Maximum size of the records of one user, in bytes (default 1/32 of the memory of the process,
+    /// at least 32 MiB and at most 1 GiB): 1 KiB and the texts of each session, run, checkpoint,
+    /// sampling session and request, 16 times the size of custom losses, 256 bytes of each usage
+    /// counter, and the metadata, which is on disk only. Beyond it, requests that create records
+    /// receive 429.
+    pub record_bytes: u64,
     /// Minimum size of the payload file, in bytes, for compaction (default 32 MiB). A larger file
     /// is compacted once at least half of it is no longer needed.
     pub payload_bytes: u64,
@@ -77,14 +94,18 @@ impl ServerLimits {
         let total_body_bytes = fraction(32, 32 << 20, 1 << 30);
         Self {
             connections: 4_096,
+            unauthenticated_connections: 3_072,
+            unauthenticated_connections_per_address: 256,
             body_bytes: total_body_bytes.min(64 << 20),
             small_body_bytes: 1 << 20,
             import_bytes: 4 << 30,
             total_body_bytes,
+            text_bytes: fraction(32, 64 << 20, 1 << 30),
             queued_requests: 50_000,
             queued_bytes: fraction(32, 32 << 20, 1 << 30),
             result_bytes: fraction(64, 8 << 20, 1 << 30),
             response_bytes: fraction(64, 8 << 20, 1 << 30),
+            record_bytes: fraction(32, 32 << 20, 1 << 30) as u64,
             payload_bytes: 32 << 20,
             model_bytes: fraction(8, 64 << 20, usize::MAX),
             sampler_weight_bytes: fraction(16, 32 << 20, usize::MAX),
@@ -101,13 +122,14 @@ impl ServerLimits {
     }
 
     /// Returns the limits on memory with their names, for metrics and the log.
-    pub(crate) fn memory_limits(&self) -> [(&'static str, usize); 8] {
+    pub(crate) fn memory_limits(&self) -> [(&'static str, usize); 9] {
         [
             ("training", self.training_bytes),
             ("models", self.model_bytes),
             ("kv_cache", self.kv_cache_bytes),
             ("sampler_weights", self.sampler_weight_bytes),
             ("bodies", self.total_body_bytes),
+            ("texts", self.text_bytes),
             ("queue", self.queued_bytes),
             ("results", self.result_bytes),
             ("responses", self.response_bytes),

@@ -1,11 +1,12 @@
-//! Memory that this process may use: the machine's RAM, or less if a control group limits it.
+//! Memory that this process may use: the machine's RAM, or less if a control group or a limit on the
+//! address space limits it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Returns the memory that this process may use, in bytes: the smallest of the machine's RAM and
-/// the limits of the process's control groups and their parents. `None` if it is not known: on
-/// platforms other than Linux, or without `/proc`.
+/// Returns the memory that this process may use, in bytes: the smallest of the machine's RAM, the
+/// limits of the process's control groups and their parents, and the limit on the process's address
+/// space (`ulimit -v`). `None` if it is not known: on platforms other than Linux, or without `/proc`.
 #[must_use]
 pub fn process_memory() -> Option<u64> {
     memory_below(Path::new("/"))
@@ -17,7 +18,15 @@ fn memory_below(root: &Path) -> Option<u64> {
     let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kibibytes: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
     let ram = kibibytes.checked_mul(1_024)?;
-    Some(control_group_limit(root).map_or(ram, |limit| limit.min(ram)))
+    let limits = [control_group_limit(root), address_space_limit(root)];
+    Some(limits.into_iter().flatten().fold(ram, u64::min))
+}
+
+/// Returns the soft limit on the address space of the process; `None` if it is unlimited.
+fn address_space_limit(root: &Path) -> Option<u64> {
+    let limits = fs::read_to_string(root.join("proc/self/limits")).ok()?;
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    limit.split_whitespace().next()?.parse().ok()
 }
 
 /// Version of the control group interface.
@@ -237,6 +246,29 @@ mod tests {
             ("sys/fs/cgroup/b/memory.max", "7516192768\n"),
         ];
         assert_eq!(memory(&files), Some(6 * GIB));
+    }
+
+    #[test]
+    fn a_limit_on_the_address_space_applies() {
+        let limits = |soft: &str| {
+            format!(
+                "Limit                     Soft Limit           Hard Limit           Units\n\
+                 Max data size             1                    1                    bytes\n\
+                 Max address space         {soft:<20} unlimited            bytes\n"
+            )
+        };
+        let group = [
+            ("proc/self/cgroup", "0::/a\n"),
+            ("proc/self/mountinfo", V2_MOUNT),
+            ("sys/fs/cgroup/a/memory.max", "2147483648\n"),
+        ];
+        let with = |soft: &str| {
+            let limits = limits(soft);
+            memory(&[&group[..], &[("proc/self/limits", &*limits)]].concat())
+        };
+        assert_eq!(with("1073741824"), Some(GIB));
+        assert_eq!(with("4294967296"), Some(2 * GIB));
+        assert_eq!(with("unlimited"), Some(2 * GIB));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use tinkex_backend::histogram::Histograms;
 use tinkex_backend::metrics::{AtomicMetric, WorkMetrics};
 use tinkex_backend::queue::RequestQueue;
 use tinkex_dashboard::FigureDocument;
@@ -17,6 +18,8 @@ use crate::limits::ServerLimits;
 pub(crate) struct ServerMetrics {
     pub(crate) http_requests: AtomicMetric,
     pub(crate) rejected: AtomicMetric,
+    /// Time from the headers of a request until the headers of its response, by endpoint.
+    pub(crate) http_seconds: Histograms,
     pub(crate) work: Arc<WorkMetrics>,
     pub(crate) engine: Arc<EngineMetrics>,
 }
@@ -26,6 +29,10 @@ pub(crate) struct ServerMetrics {
 pub(crate) struct EngineMetrics {
     /// Time in which the worker was busy, in microseconds.
     pub(crate) busy_micros: AtomicMetric,
+    /// Number of micro-batches of training passes that were executed.
+    pub(crate) micro_batches: AtomicMetric,
+    /// Number of passes whose gradients are missing because they failed.
+    pub(crate) failed_passes: AtomicMetric,
     /// Number of pages of the KV caches that running samples use.
     pub(crate) cache_pages: AtomicMetric,
     /// Number of base models in memory.
@@ -47,6 +54,7 @@ pub(crate) struct GaugeValues {
     pub(crate) result_bytes: usize,
     pub(crate) payload_bytes: u64,
     pub(crate) commits: u64,
+    pub(crate) draining: bool,
 }
 
 impl ServerMetrics {
@@ -55,13 +63,14 @@ impl ServerMetrics {
         Self {
             http_requests: AtomicMetric::default(),
             rejected: AtomicMetric::default(),
+            http_seconds: Histograms::default(),
             work,
             engine: Arc::default(),
         }
     }
 
     /// Returns names, descriptions and values of the counters.
-    fn counters(&self, gauges: &GaugeValues) -> [MetricRow; 10] {
+    fn counters(&self, gauges: &GaugeValues) -> [MetricRow; 12] {
         [
             ("http_requests_total", "HTTP requests received", self.http_requests.get()),
             ("rejected_total", "HTTP requests rejected", self.rejected.get()),
@@ -69,6 +78,16 @@ impl ServerMetrics {
             ("failed_requests_total", "requests that failed", self.work.failed_requests.get()),
             ("retries_total", "executions repeated after a fault", self.work.retries.get()),
             ("trained_tokens_total", "tokens trained on", self.work.trained_tokens.get()),
+            (
+                "failed_passes_total",
+                "forward_backward passes that failed",
+                self.engine.failed_passes.get(),
+            ),
+            (
+                "micro_batches_total",
+                "micro-batches of training passes executed",
+                self.engine.micro_batches.get(),
+            ),
             ("prompt_tokens_total", "prompt tokens processed", self.work.prompt_tokens.get()),
             ("sampled_tokens_total", "tokens sampled", self.work.sampled_tokens.get()),
             (
@@ -81,7 +100,7 @@ impl ServerMetrics {
     }
 
     /// Returns names, descriptions and values of the gauges.
-    fn gauges(&self, gauges: &GaugeValues) -> [MetricRow; 8] {
+    fn gauges(&self, gauges: &GaugeValues) -> [MetricRow; 9] {
         let to_u64 = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         [
             ("queued", "requests being written, queued or sampled", to_u64(gauges.queued)),
@@ -96,6 +115,7 @@ impl ServerMetrics {
             ("payload_bytes", "size of the payload file", gauges.payload_bytes),
             ("cache_pages", "pages of the KV cache in use", self.engine.cache_pages.get()),
             ("loaded_models", "base models in memory", self.engine.loaded_models.get()),
+            ("draining", "whether the server refuses new work", gauges.draining.into()),
         ]
     }
 
@@ -125,6 +145,18 @@ impl ServerMetrics {
                 );
             }
         }
+        self.work.request_seconds.write_text(
+            &mut out,
+            "tinkex_request_seconds",
+            "time from the admission of a request until its outcome",
+            "kind",
+        );
+        self.http_seconds.write_text(
+            &mut out,
+            "tinkex_http_request_seconds",
+            "time until the headers of the response",
+            "endpoint",
+        );
         out.push_str("# HELP tinkex_limit_bytes memory limits\n# TYPE tinkex_limit_bytes gauge\n");
         for (name, bytes) in limits.memory_limits() {
             let _ = writeln!(out, "tinkex_limit_bytes{{memory=\"{name}\"}} {bytes}");
@@ -139,7 +171,7 @@ fn documents(rows: &[MetricRow]) -> MetricDocuments {
 
 impl GaugeValues {
     /// Reads the values from the queues and the store.
-    pub(crate) fn read(backends: &Backends, store: &Store) -> Self {
+    pub(crate) fn read(backends: &Backends, store: &Store, draining: bool) -> Self {
         let sizes = backends.queues().map(RequestQueue::size);
         let (queued, queued_bytes) =
             sizes.fold((0, 0), |(count, bytes), (more, size)| (count + more, bytes + size));
@@ -151,6 +183,7 @@ impl GaugeValues {
             result_bytes: store.result_bytes,
             payload_bytes: store.disk.payload_bytes(),
             commits: store.disk.commits(),
+            draining,
         }
     }
 }

@@ -14,10 +14,10 @@ use tinkex_inference::TokenSink;
 use tinkex_store::error::ServerError;
 use tinkex_store::record::ModelRunRecord;
 use tinkex_store::store::Store;
+use tinkex_store::user::Account;
 use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::{
-    ForwardBackward, LossSetting, ModelId, OptimParams, PassMode, RequestId, SamplerId, SessionId,
-    TensorData,
+    ForwardBackward, LossSetting, ModelId, OptimParams, PassMode, RequestId, SamplerId, TensorData,
 };
 
 use crate::backends::{Backends, RunBackend};
@@ -147,8 +147,8 @@ impl Operation {
         }
     }
 
-    /// Adds the request `id` of `bytes` bytes to the queue of its backend. `starts` is the number
-    /// of earlier starts; see [`QueuedOperation::starts`].
+    /// Adds the request `id` of `bytes` bytes to the queue of its backend. `account` has its user
+    /// and session. `starts` is the number of earlier starts; see [`QueuedOperation::starts`].
     ///
     /// # Errors
     /// If the model has already continued with a later sequence number.
@@ -156,6 +156,7 @@ impl Operation {
         self,
         backends: &Backends,
         id: RequestId,
+        account: Account,
         bytes: usize,
         starts: Option<u32>,
     ) -> Result<(), LateRequest> {
@@ -165,13 +166,14 @@ impl Operation {
                     id,
                     bytes,
                     starts,
+                    account,
                     model,
                     seq,
                     operation,
                 }),
                 RunOperation::Upstream(upstream, operation) => upstream
                     .queue
-                    .push(QueuedOperation { id, bytes, starts, model, seq, operation }),
+                    .push(QueuedOperation { id, bytes, starts, account, model, seq, operation }),
             },
             Self::Sample(SampleOperation::Engine(sample)) => {
                 backends.engine().push_sample(QueuedSample { id, bytes, starts, sample });
@@ -211,8 +213,8 @@ pub(crate) struct TinkerSample {
 /// nor its result is stored.
 pub(crate) struct QueuedGeneration {
     pub(crate) weights: EngineWeights,
-    /// Session to which the usage of tokens is charged.
-    pub(crate) session: SessionId,
+    /// Account to which the usage of tokens is charged.
+    pub(crate) account: Account,
     pub(crate) request: EngineRequest,
     pub(crate) sink: TokenSink,
 }

@@ -12,7 +12,10 @@ use tinkex_files::{DiskSpace, HubCache};
 use tinkex_store::history::HistoryOptions;
 use tinkex_wire::Secret;
 
+use crate::ip_network::IpNetwork;
 use crate::limits::ServerLimits;
+use crate::public_url::PublicUrl;
+use crate::tls::TlsFiles;
 
 /// Configuration of a [`Server`](crate::Server).
 ///
@@ -55,6 +58,17 @@ pub struct ServerOptions {
     /// origins. A server with an API key requires the key, and browsers do not let pages of other
     /// origins read its responses.
     pub allow_origins: Vec<String>,
+    /// Certificate and key for HTTPS (default `None`: HTTP without TLS). The server reads the files
+    /// again when they change.
+    pub tls: Option<TlsFiles>,
+    /// URL under which clients reach the server, such as `https://tinkex.example.com` (default
+    /// `None`). Download URLs and the URL of the dashboard start with it; without it, download URLs
+    /// have the host name of the request.
+    pub public_url: Option<PublicUrl>,
+    /// Addresses of reverse proxies whose headers `x-forwarded-for`, `x-forwarded-proto` and
+    /// `forwarded` name the client of a request (default none). The headers of other clients are
+    /// ignored.
+    pub trusted_proxies: Vec<IpNetwork>,
     /// Hugging Face hub cache (default `None`). Every model in it that has weights is served under
     /// its repository name.
     pub hub_cache: Option<PathBuf>,
@@ -80,6 +94,14 @@ pub struct ServerOptions {
     /// session expires (default true). `N` is the sequence number of the last request that changed
     /// the model. The checkpoint expires after one day.
     pub autosave_on_expiry: bool,
+    /// Number of checkpoints of each run and kind that the server keeps (default `None`: all). The
+    /// server deletes older ones, except those that are published, that have a time to live, or that
+    /// are copies or imports.
+    pub keep_checkpoints: Option<usize>,
+    /// Time after which the server deletes a run that is not used, with its checkpoints (default
+    /// `None`: never). The session of the run must have ended, and no checkpoint of it may be
+    /// published or have a time to live.
+    pub run_ttl: Option<Duration>,
     /// Accepted requests without a result that fail when the server starts (default
     /// [`PendingOnStart::None`]).
     pub pending_on_start: PendingOnStart,
@@ -198,9 +220,19 @@ pub struct ServerTimeouts {
     /// Time for which an ended session without training runs is listed (default 30 days). Zero
     /// lists it forever.
     pub ended_session_retention: Duration,
+    /// Time for which usage is counted by hour and session (default 90 days). Older usage is merged
+    /// to one counter per day, user and base model. Zero merges nothing.
+    pub usage_detail: Duration,
     /// Maximum time a client may take to send headers or a body, or to read a response (default
-    /// 30 s).
+    /// 30 s). A body gets a further second for each 64 KiB that have arrived.
     pub client_io: Duration,
+    /// Time that a connection has for its first authorized request, before the server may close the
+    /// connection for another one (default 500 ms). See
+    /// [`unauthenticated_connections`](ServerLimits::unauthenticated_connections).
+    pub authentication: Duration,
+    /// Interval at which the server checks whether the files of its TLS certificate have changed
+    /// (default 10 s).
+    pub tls_reload: Duration,
     /// Compute time on a model after which the server saves a snapshot of the model (default 20 s).
     /// After a restart, the server repeats at most about this much compute time per model.
     pub snapshot_after: Duration,
@@ -216,6 +248,9 @@ pub struct ServerTimeouts {
     /// Time for which the requests of a run wait for an upstream that does not respond, before they
     /// fail (default 10 min).
     pub upstream: Duration,
+    /// Maximum time for which a stopping server waits for running inference requests, which are not
+    /// durable (default 0). Meanwhile it refuses new work, and clients can poll their results.
+    pub drain: Duration,
 }
 
 impl ServerOptions {
@@ -231,6 +266,9 @@ impl ServerOptions {
             tokenizers: Vec::new(),
             aliases: Vec::new(),
             allow_origins: Vec::new(),
+            tls: None,
+            public_url: None,
+            trusted_proxies: Vec::new(),
             hub_cache: None,
             threads: 0,
             bf16: false,
@@ -239,6 +277,8 @@ impl ServerOptions {
             raw_logprobs: false,
             efficient_protocol: true,
             autosave_on_expiry: true,
+            keep_checkpoints: None,
+            run_ttl: None,
             pending_on_start: PendingOnStart::None,
             upstreams: Vec::new(),
             checkpoint_every: 10,
@@ -360,12 +400,16 @@ impl Default for ServerTimeouts {
             session_expiry: Duration::from_secs(900),
             unused_sampler: Duration::from_secs(6 * 3_600),
             ended_session_retention: Duration::from_secs(30 * 24 * 3_600),
+            usage_detail: Duration::from_secs(90 * 24 * 3_600),
             client_io: Duration::from_secs(30),
+            authentication: Duration::from_millis(500),
+            tls_reload: Duration::from_secs(10),
             snapshot_after: Duration::from_secs(20),
             expiry_interval: Duration::from_secs(30),
             idle_model: Duration::from_secs(600),
             fault_retry: Duration::from_secs(60),
             upstream: Duration::from_secs(600),
+            drain: Duration::ZERO,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,27 +10,36 @@ use http::Request;
 use hyper::body::Incoming;
 use tinkex_backend::queue::RequestQueue;
 use tinkex_backend::upstream::{RunningUpstream, UpstreamSettings};
-use tinkex_files::{FileLock, FolderAccess, LockError, create_private_folder};
+use tinkex_backoff::Backoff;
+use tinkex_files::{FileLock, FolderAccess, create_private_folder};
 use tinkex_store::clock;
+use tinkex_store::disk::ServerHealth;
 use tinkex_store::error::ServerError;
 use tinkex_store::executor::{LoopHandle, TaskHandle, spawn};
+use tinkex_store::hidden_paths::HiddenPaths;
 use tinkex_store::log;
 use tinkex_store::store::{NeededBackend, Store, UnfinishedRequest};
-use tokio::net::{TcpListener, TcpStream};
+use tinkex_store::user::Principal;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
 
 use crate::admit;
 use crate::api_key;
-use crate::connections::{Connections, OpenConnection};
+use crate::connections::{ClientAddress, Closing, ConnectionLimits, Connections, OpenConnection};
+use crate::data_folder;
+use crate::drain;
 use crate::environment::Environment;
 use crate::file_limit;
 use crate::inference::{Inference, NamedModel};
 use crate::models::{BaseModels, check_text_files};
 use crate::options::{PendingOnStart, ServerOptions};
-use crate::routes;
+use crate::routes::{self, ConnectionPeer};
 use crate::start_error::{StartAction, StartError};
 use crate::state::ServerState;
 use crate::stream::WriteTimeoutStream;
+use crate::tls::{self, TlsIdentity};
 use crate::worker::{Engines, Worker};
 
 /// Time that open connections get to finish their requests when the server stops.
@@ -39,6 +48,8 @@ const CONNECTION_GRACE: Duration = Duration::from_secs(2);
 const CLOCK_SAVE_INTERVAL: Duration = Duration::from_secs(300);
 /// Interval at which the server checks whether the upstreams of restored samples have responded.
 const REACHED_INTERVAL: Duration = Duration::from_millis(200);
+/// Delays between two attempts to read a stored request at the start.
+const READ_BACKOFF: Backoff = Backoff::new(Duration::from_millis(50)).cap(Duration::from_secs(5));
 /// Delay after a failed `accept`. The usual cause is that the process has too many open files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
@@ -105,16 +116,17 @@ impl Server {
         options.limits.connections = connections;
         options.limits.log();
         let opened = OpenedServer::open(options, Environment::of_this_machine())?;
-        let listener = TcpListener::bind(address)
-            .await
-            .map_err(StartError::io(StartAction::Listen, address))?;
+        let listener = listen(address).map_err(StartError::io(StartAction::Listen, address))?;
         let address =
             listener.local_addr().map_err(StartError::io(StartAction::Listen, address))?;
+        let files = opened.state.options.tls.clone();
+        let clock = opened.state.clock.clone();
+        let tls = files.map(|files| TlsIdentity::load(files, clock)).transpose()?;
         let handles = opened.start().await?;
         check_text_files(&handles.state.models);
         let (stop, stopped) = watch::channel(false);
         let state = Arc::clone(&handles.state);
-        let accept_task = spawn(accept_connections(listener, state, stopped));
+        let accept_task = spawn(accept_connections(listener, state, tls.map(Arc::new), stopped));
         Ok(Self { address, stop, accept_task, handles })
     }
 
@@ -124,9 +136,17 @@ impl Server {
         self.address
     }
 
-    /// Returns the base URL for clients on this machine, for example `http://127.0.0.1:8080`.
+    /// Returns the base URL for clients on this machine, for example `http://127.0.0.1:8080`. A
+    /// server with TLS and a public URL returns the public URL, because the certificate is valid for
+    /// its host name.
     #[must_use]
     pub fn base_url(&self) -> String {
+        let options = &self.handles.state.options;
+        let has_tls = options.tls.is_some();
+        if let Some(url) = options.public_url.as_ref().filter(|_| has_tls) {
+            return url.to_string();
+        }
+        let scheme = if has_tls { "https" } else { "http" };
         let mut address = self.address;
         match address.ip() {
             // A client cannot connect to an unspecified address.
@@ -134,7 +154,15 @@ impl Server {
             IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
             _ => {}
         }
-        format!("http://{address}")
+        format!("{scheme}://{address}")
+    }
+
+    /// Returns the URL under which clients reach the server: the
+    /// [public URL](ServerOptions::public_url), or else the base URL.
+    #[must_use]
+    pub fn public_url(&self) -> String {
+        let public = self.handles.state.options.public_url.as_ref();
+        public.map_or_else(|| self.base_url(), ToString::to_string)
     }
 
     /// Returns the URL of the dashboard with a code that gives one browser access for an hour after
@@ -142,10 +170,9 @@ impl Server {
     #[must_use]
     pub fn dashboard_url(&self) -> String {
         let access = &self.handles.state.dashboard.access;
-        if access.needs_login() {
-            format!("{}/?code={}", self.base_url(), access.create_code())
-        } else {
-            self.base_url()
+        match access.own_key() {
+            Some(key) => format!("{}/?code={}", self.public_url(), access.create_code(key)),
+            None => self.public_url(),
         }
     }
 
@@ -155,19 +182,26 @@ impl Server {
         self.handles.state.models.names()
     }
 
-    /// Waits until the worker thread or the writer thread has panicked, which is a bug. From then
-    /// on the server rejects every request with 503 and must be started again; accepted requests
-    /// are durable.
-    pub async fn broken(&self) {
-        let mut broken = self.handles.state.broken.subscribe();
+    /// Waits until the server cannot execute requests any more, and returns the reason: the worker
+    /// thread or the writer thread has panicked, which is a bug, or another server has claimed the
+    /// data folder. From then on the server rejects every request with 503 and must be dropped;
+    /// accepted requests are durable.
+    pub async fn broken(&self) -> ServerHealth {
+        let mut health = self.handles.state.health.subscribe();
+        let broken = health.wait_for(|health| *health != ServerHealth::Working).await;
         // Waiting cannot fail, because the sender lives as long as `self`.
-        let _ = broken.wait_for(|broken| *broken).await;
+        broken.map_or(ServerHealth::Panicked, |health| *health)
     }
 
-    /// Shuts the server down: rejects new connections, finishes the running operation, saves the
+    /// Shuts the server down: refuses new work, waits up to [`ServerTimeouts::drain`] for running
+    /// inference requests, rejects new connections, finishes the running operation, saves the
     /// models, and waits until all results are durable. Requests that are still queued are executed
     /// after the next start.
+    ///
+    /// [`ServerTimeouts::drain`]: crate::ServerTimeouts::drain
     pub async fn stop(mut self) -> ShutdownSummary {
+        let state = &self.handles.state;
+        drain::drain(state, state.options.timeouts.drain).await;
         // Sending fails if the accept task has already ended. Then the server accepts no
         // connections anyway.
         let _ = self.stop.send(true);
@@ -200,14 +234,7 @@ impl OpenedServer {
             .and_then(|()| create_private_folder(&weights_dir))
             .map_err(StartError::io(StartAction::Create, data_dir.display()))?;
         check_access(&data_dir)?;
-        let lock_path = data_dir.join("lock");
-        let lock = match FileLock::acquire(&lock_path) {
-            Ok(lock) => lock,
-            Err(LockError::InUse) => return Err(StartError::DataDirInUse(data_dir)),
-            Err(error) => {
-                return Err(StartError::io(StartAction::Lock, lock_path.display())(error.into()));
-            }
-        };
+        let lock = data_folder::lock(&data_dir)?;
         if options.create_api_key && options.api_key.is_none() {
             options.api_key = Some(api_key::read_or_create(&data_dir)?);
         }
@@ -217,8 +244,10 @@ impl OpenedServer {
         let models = BaseModels::find(&tokenizer_dir, &options)?;
         let Environment { executor, clocks, .. } = &environment;
         let result_bytes = options.limits.result_bytes;
-        let store = Store::open(&data_dir, result_bytes, executor, Arc::clone(clocks))
+        let mut store = Store::open(&data_dir, result_bytes, executor, Arc::clone(clocks))
             .map_err(StartError::io(StartAction::Read, data_dir.display()))?;
+        store.hidden_paths = Arc::new(hidden_paths(&options));
+        store.limit_records(options.limits.record_bytes);
         check_needed_backends(&options, &store, &models)?;
         for (name, _) in &options.quantize_models {
             models.check_quantized(name)?;
@@ -231,8 +260,8 @@ impl OpenedServer {
     pub(crate) async fn start(self) -> Result<ServerHandles, StartError> {
         let Self { state, lock } = self;
         let data_dir = state.options.data_dir.display().to_string();
-        let waiting =
-            restore_requests(&state).map_err(StartError::io(StartAction::Read, data_dir))?;
+        let restored = restore_requests(&state).await;
+        let waiting = restored.map_err(StartError::io(StartAction::Read, data_dir))?;
         check_aliases(&state.inference);
         state.expiry.remove_expired().await;
         let engines = Engines::new(&state.options);
@@ -313,6 +342,15 @@ impl Drop for ServerHandles {
     }
 }
 
+/// Returns the paths that messages for clients do not contain: the folders and files of the options.
+fn hidden_paths(options: &ServerOptions) -> HiddenPaths {
+    let of_model = |(name, path): &(String, PathBuf)| (path.clone(), name.clone());
+    let named = options.models.iter().chain(&options.tokenizers).map(of_model);
+    let hub_cache = options.hub_cache.iter().map(|cache| (cache.clone(), "HUB_CACHE".to_owned()));
+    let data = (options.data_dir.clone(), "DATA".to_owned());
+    HiddenPaths::new(named.chain(hub_cache).chain([data]))
+}
+
 /// Checks that this user owns the data folder and that not all users can change it. Warns if the
 /// folder's group or all users can access it.
 fn check_access(data_dir: &Path) -> Result<(), StartError> {
@@ -379,8 +417,9 @@ fn is_origin(text: &str) -> bool {
 /// Logs a warning about aliases that name no model. Not an error, because the checkpoint of an
 /// alias may be saved later.
 fn check_aliases(inference: &Inference) {
+    let administrator = Principal::administrator();
     for (alias, target) in &inference.aliases {
-        if let Err(error) = NamedModel::resolve(inference, alias) {
+        if let Err(error) = NamedModel::resolve(inference, &administrator, alias) {
             tracing::warn!(target: log::MODEL, alias, model = target, %error, "alias has no model");
         }
     }
@@ -388,9 +427,11 @@ fn check_aliases(inference: &Inference) {
 
 /// Enqueues the requests that were accepted before the restart and have no result. Returns the
 /// requests that must wait until an upstream has responded.
-fn restore_requests(state: &Arc<ServerState>) -> io::Result<Vec<UnfinishedRequest>> {
+async fn restore_requests(state: &Arc<ServerState>) -> io::Result<Vec<UnfinishedRequest>> {
     let admission = &state.admission;
-    admit::restore_losses(admission);
+    for row in admit::stored_losses(admission) {
+        retry_reading(state, || admit::restore_loss(admission, &row)).await?;
+    }
     let fail_all = state.options.pending_on_start == PendingOnStart::All;
     let unfinished = {
         let mut store = state.store();
@@ -418,10 +459,26 @@ fn restore_requests(state: &Arc<ServerState>) -> io::Result<Vec<UnfinishedReques
         } else if admit::waits_for_upstream(admission, &request.row) {
             waiting.push(request);
         } else {
-            admit::readmit(admission, request)?;
+            retry_reading(state, || admit::readmit(admission, request.clone())).await?;
         }
     }
     Ok(waiting)
+}
+
+/// Repeats `read` until it succeeds or has failed for
+/// [`ServerTimeouts::fault_retry`](crate::ServerTimeouts::fault_retry). `read` fails only because of
+/// a temporary fault of the disk.
+async fn retry_reading(state: &ServerState, read: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    let start = tokio::time::Instant::now();
+    let mut backoff = READ_BACKOFF;
+    while let Err(error) = read() {
+        if start.elapsed() >= state.options.timeouts.fault_retry {
+            return Err(error);
+        }
+        tracing::warn!(target: log::STORAGE, %error, "cannot read a stored request; retrying");
+        tokio::time::sleep(backoff.next_delay()).await;
+    }
+    Ok(())
 }
 
 /// Enqueues requests once their upstreams have responded, or when
@@ -484,12 +541,32 @@ async fn keep_clock(state: &ServerState) {
     }
 }
 
+/// Number of connections that wait to be accepted. When more arrive at once, the system drops the
+/// first packet of a connection, and its client waits a second before it sends another.
+const BACKLOG: u32 = 4_096;
+
+/// Listens on an address.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // Connections of an earlier process must not prevent the start. On Windows, the option would let
+    // two processes listen on the same port.
+    #[cfg(not(windows))]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
 async fn accept_connections(
     listener: TcpListener,
     state: Arc<ServerState>,
+    tls: Option<Arc<TlsIdentity>>,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let connections = Connections::new(state.options.limits.connections);
+    let connections = Connections::new(connection_limits(&state.options));
+    if let Some(tls) = &tls {
+        let reload = reload_certificate(Arc::clone(&state), Arc::clone(tls), stopped.clone());
+        spawn(reload);
+    }
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -501,16 +578,59 @@ async fn accept_connections(
         };
         // Accept first: idle connections are closed only for a client that waits.
         let connection = tokio::select! {
-            connection = connections.add() => connection,
+            connection = connections.add(client_address(&state.options, peer)) => connection,
             () = until_stopped(&mut stopped) => return,
         };
-        spawn(serve_connection(stream, peer, Arc::clone(&state), connection, stopped.clone()));
+        let Some(connection) = connection else { continue };
+        let acceptor = tls.as_ref().map(|tls| tls.acceptor());
+        let state = Arc::clone(&state);
+        spawn(serve_connection(stream, peer, acceptor, state, connection, stopped.clone()));
     }
 }
 
+/// Returns the limits on connections. Unauthenticated connections never use all connections.
+fn connection_limits(options: &ServerOptions) -> ConnectionLimits {
+    let limits = &options.limits;
+    let share = limits.connections - limits.connections / 4;
+    ConnectionLimits {
+        total: limits.connections,
+        unauthenticated: limits.unauthenticated_connections.min(share).max(1),
+        per_address: limits.unauthenticated_connections_per_address.max(1),
+        grace: options.timeouts.authentication,
+    }
+}
+
+/// Returns the address for which the connections of a peer are counted. All clients of a reverse
+/// proxy share its address.
+fn client_address(options: &ServerOptions, peer: SocketAddr) -> ClientAddress {
+    let is_proxy = options.trusted_proxies.iter().any(|proxies| proxies.contains(peer.ip()));
+    if is_proxy { ClientAddress::shared(peer.ip()) } else { ClientAddress::new(peer.ip()) }
+}
+
+/// Reads the certificate again when its files have changed.
+async fn reload_certificate(
+    state: Arc<ServerState>,
+    tls: Arc<TlsIdentity>,
+    mut stopped: watch::Receiver<bool>,
+) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(state.options.timeouts.tls_reload) => {}
+            () = until_stopped(&mut stopped) => return,
+        }
+        let tls = Arc::clone(&tls);
+        // If the job cannot run, for example without memory for a thread, the next one reads the
+        // files.
+        let _ = state.executor.run_job(move || tls.reload()).await;
+    }
+}
+
+/// Serves a connection. With TLS, the connection counts as unauthenticated during the handshake,
+/// which has a deadline.
 async fn serve_connection(
     stream: TcpStream,
     peer: SocketAddr,
+    tls: Option<TlsAcceptor>,
     state: Arc<ServerState>,
     open: OpenConnection,
     mut stopped: watch::Receiver<bool>,
@@ -519,9 +639,35 @@ async fn serve_connection(
     // increases the latency.
     let _ = stream.set_nodelay(true);
     let timeout = state.options.timeouts.client_io;
-    let io = hyper_util::rt::TokioIo::new(WriteTimeoutStream::new(stream, timeout));
+    let Some(acceptor) = tls else {
+        let peer = ConnectionPeer { address: peer, tls: false };
+        let stream = WriteTimeoutStream::new(stream, timeout);
+        return serve_http(stream, peer, state, open, stopped).await;
+    };
+    let handshake = tokio::time::timeout(timeout, tls::accept(stream, &acceptor, timeout));
+    let accepted = tokio::select! {
+        accepted = handshake => accepted.ok().flatten(),
+        _ = open.closing() => None,
+        () = until_stopped(&mut stopped) => None,
+    };
+    if let Some(stream) = accepted {
+        let peer = ConnectionPeer { address: peer, tls: true };
+        serve_http(stream, peer, state, open, stopped).await;
+    }
+}
+
+async fn serve_http(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+    peer: ConnectionPeer,
+    state: Arc<ServerState>,
+    open: OpenConnection,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let timeout = state.options.timeouts.client_io;
+    let io = hyper_util::rt::TokioIo::new(stream);
     let service = hyper::service::service_fn(|mut request: Request<Incoming>| {
-        request.extensions_mut().insert(routes::PeerAddress(peer));
+        request.extensions_mut().insert(peer);
+        request.extensions_mut().insert(open.id());
         let state = Arc::clone(&state);
         let active = open.begin_request();
         async move {
@@ -540,7 +686,10 @@ async fn serve_connection(
     tokio::select! {
         _ = connection.as_mut() => return,
         () = until_stopped(&mut stopped) => {}
-        () = open.closing() => {
+        closing = open.closing() => {
+            if closing == Closing::Now {
+                return;
+            }
             // An idle connection closes at once. A request that arrived in the meantime gets its
             // response first.
             connection.as_mut().graceful_shutdown();

@@ -77,6 +77,9 @@ pub enum StartError {
         /// Number of unfinished requests that the upstream must execute.
         requests: usize,
     },
+    /// The certificate or the key of [`ServerOptions::tls`] cannot be used.
+    #[error("cannot use TLS: {0}")]
+    Tls(#[from] crate::tls::TlsError),
     /// The base URL or the key of an upstream is invalid.
     #[error("cannot use an upstream: {0}")]
     InvalidUpstream(String),

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use parking_lot::MutexGuard;
 use tinkex_backend::context::BackendContext;
 use tinkex_backend::upstream::UpstreamHandle;
-use tinkex_dashboard::History;
+use tinkex_dashboard::{DashboardAccess, History};
 use tinkex_store::clock::Clock;
 use tinkex_store::decode_jobs::DecodeJobs;
-use tinkex_store::disk::DATABASE;
+use tinkex_store::disk::{DASHBOARD_SESSIONS, DATABASE, ServerHealth};
 use tinkex_store::durable::SharedStore;
 use tinkex_store::error::ServerError;
 use tinkex_store::executor::{Executor, LoopHandle};
+use tinkex_store::hidden_paths::HiddenPaths;
 use tinkex_store::history::HistoryRecorder;
 use tinkex_store::random::RandomSource;
 use tinkex_store::result_reads::ResultReads;
@@ -24,13 +25,17 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::admit::{Admission, IgnoredInputs};
 use crate::backends::Backends;
+use crate::backup::LastBackup;
 use crate::downloads::Downloads;
+use crate::drain::Drain;
 use crate::environment::Environment;
 use crate::expiry::Expiry;
-use crate::inference::Inference;
+use crate::inference::{Generations, Inference, TextMemory};
+use crate::keyring::Keyring;
 use crate::metrics::{EngineMetrics, ServerMetrics};
 use crate::models::{BaseModel, BaseModels};
 use crate::options::ServerOptions;
+use crate::retention::Retention;
 use crate::routes::Dashboard;
 use crate::worker::WorkerContext;
 
@@ -48,16 +53,21 @@ pub(crate) struct ServerState {
     pub(crate) models: Arc<BaseModels>,
     pub(crate) history_reader: Arc<History>,
     pub(crate) dashboard: Dashboard,
+    pub(crate) keyring: Arc<Keyring>,
     pub(crate) metrics: ServerMetrics,
     /// Parent folder of all adapter folders.
     pub(crate) weights_dir: PathBuf,
+    /// Paths that messages for clients do not contain.
+    pub(crate) hidden_paths: Arc<HiddenPaths>,
     pub(crate) downloads: Arc<Downloads>,
+    pub(crate) drain: Drain,
+    pub(crate) last_backup: LastBackup,
     /// Budget for request bodies being read, in units of [`BODY_UNIT`] bytes.
     pub(crate) body_budget: Arc<Semaphore>,
     /// Results that are being read from disk and sent to clients, limited by their total size.
     pub(crate) result_reads: ResultReads,
-    /// Becomes true when the worker thread or the writer thread has panicked.
-    pub(crate) broken: watch::Sender<bool>,
+    /// Whether the server can execute requests.
+    pub(crate) health: watch::Sender<ServerHealth>,
     /// Limit on the jobs that decode large bodies on the blocking thread pool.
     pub(crate) decode_jobs: DecodeJobs,
 }
@@ -74,8 +84,11 @@ impl ServerState {
         environment: Environment,
     ) -> Self {
         let Environment { executor, random, clocks: _, decode } = environment;
-        let broken = store.disk.broken();
+        let health = store.disk.server_health();
         let clock = store.clock.clone();
+        let hidden_paths = Arc::clone(&store.hidden_paths);
+        let keyring = Keyring::new(&clock, options.api_key.as_ref(), store.keys.values());
+        let keyring = Arc::new(keyring);
         let store = SharedStore::new(store);
         let models = Arc::new(models);
         let random = Arc::new(random);
@@ -86,6 +99,7 @@ impl ServerState {
             BackendContext::new(store.clone(), history, executor.clone(), Arc::clone(&random));
         let backends = Arc::new(new_backends(&options, &clock, &models));
         let downloads = Arc::new(Downloads::default());
+        let generations = Arc::<Generations>::default();
         let admission = Arc::new(Admission {
             context: context.clone(),
             backends: Arc::clone(&backends),
@@ -94,11 +108,13 @@ impl ServerState {
             limits: options.limits.clone(),
             raw_logprobs: options.raw_logprobs,
             ignored_inputs: IgnoredInputs::default(),
+            generations: Arc::clone(&generations),
         });
         let inference = Arc::new(Inference {
             admission: Arc::clone(&admission),
-            generations: Arc::default(),
+            generations,
             aliases: options.aliases.clone(),
+            text_memory: TextMemory::new(options.limits.text_bytes),
         });
         let expiry = Arc::new(Expiry {
             context: context.clone(),
@@ -108,7 +124,14 @@ impl ServerState {
             weights_dir: weights_dir.clone(),
             timeouts: options.timeouts.clone(),
             payload_bytes: options.limits.payload_bytes,
+            retention: Retention::new(&options),
+            files: Arc::default(),
         });
+        let access = DashboardAccess::with_file(
+            options.api_key.as_ref().map(tinkex_wire::Secret::expose),
+            options.data_dir.join(DASHBOARD_SESSIONS),
+        );
+        let access = access.further_keys(Arc::clone(&keyring) as _);
         let body_units = (options.limits.total_body_bytes / BODY_UNIT).max(1);
         Self {
             clock,
@@ -119,14 +142,18 @@ impl ServerState {
             backends,
             inference,
             models,
-            dashboard: Dashboard::new(options.api_key.as_ref().map(|key| key.expose().to_owned())),
+            dashboard: Dashboard::new(access),
+            keyring,
             history_reader,
             metrics: ServerMetrics::new(context.metrics),
             weights_dir,
+            hidden_paths,
             downloads,
+            drain: Drain::default(),
+            last_backup: LastBackup::default(),
             body_budget: Arc::new(Semaphore::new(body_units)),
             result_reads: ResultReads::new(options.limits.response_bytes),
-            broken,
+            health,
             decode_jobs: DecodeJobs::new(decode, executor.clone()),
             options,
             executor,
@@ -143,10 +170,11 @@ impl ServerState {
             expiry: Arc::clone(&self.expiry),
             metrics: Arc::<EngineMetrics>::clone(&self.metrics.engine),
             weights_dir: self.weights_dir.clone(),
+            passes_dir: self.options.data_dir.join(PASSES),
             limits: self.options.limits.clone(),
             timeouts: self.options.timeouts.clone(),
             autosave_on_expiry: self.options.autosave_on_expiry,
-            broken: self.broken.clone(),
+            health: self.health.clone(),
         }
     }
 
@@ -167,6 +195,9 @@ impl ServerState {
         self.store().disk.close()
     }
 }
+
+/// Name of the folder of the progress of running passes in the data folder.
+const PASSES: &str = "passes";
 
 /// Creates the queues of all backends. Base models that an upstream offers are added to `models`.
 fn new_backends(options: &ServerOptions, clock: &Clock, models: &Arc<BaseModels>) -> Backends {

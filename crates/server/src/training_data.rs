@@ -2,7 +2,7 @@
 
 use tinkex_autodiff::{LossProgram, TensorView};
 use tinkex_engine::loss::LossInputs;
-use tinkex_engine::train::{Datum, TrainingObjective, TrainingOutput};
+use tinkex_engine::train::{Datum, MicroBatch, PassProgress, TrainingObjective, TrainingOutput};
 use tinkex_engine::{Error, Result, Trainer};
 use tinkex_store::error::ServerError;
 use tinkex_store::history::sequence_hash;
@@ -94,20 +94,46 @@ impl TrainingData {
     }
 
     /// Runs the data through a model. A [`PassMode::ForwardBackward`] pass accumulates gradients.
-    pub(crate) fn run(&self, trainer: &mut Trainer, mode: PassMode) -> Result<TrainingOutput> {
-        if self.is_empty() {
-            let metrics = vec![("loss:sum".to_owned(), 0.0)];
-            return Ok(TrainingOutput { logprobs: Vec::new(), metrics });
+    /// `interrupt` is called before every layer. Returns `None`, with the model unchanged, if it
+    /// returned true.
+    pub(crate) fn run(
+        &self,
+        trainer: &mut Trainer,
+        mode: PassMode,
+        interrupt: &dyn Fn() -> bool,
+    ) -> Result<Option<TrainingOutput>> {
+        let mut pass = self.begin(trainer, mode);
+        while let Some(batch) = trainer.next_micro_batch(&pass, usize::MAX) {
+            match self.run_micro_batch(trainer, pass, &batch, interrupt)? {
+                Some(advanced) => pass = advanced,
+                None => return Ok(None),
+            }
         }
+        trainer.finish_pass(pass).map(Some)
+    }
+
+    /// Begins a pass over the data.
+    pub(crate) fn begin(&self, trainer: &Trainer, mode: PassMode) -> PassProgress {
+        let tokens: Vec<&[u32]> = self.data.iter().map(|datum| &*datum.tokens).collect();
+        // Without data, the accumulated gradients must not change.
+        let backward = mode == PassMode::ForwardBackward && !self.is_empty();
+        trainer.begin_pass(&tokens, backward)
+    }
+
+    /// Executes a micro-batch of a pass; see [`Trainer::run_micro_batch`].
+    pub(crate) fn run_micro_batch(
+        &self,
+        trainer: &Trainer,
+        pass: PassProgress,
+        batch: &MicroBatch,
+        interrupt: &dyn Fn() -> bool,
+    ) -> Result<Option<PassProgress>> {
+        let owned: Vec<&OwnedDatum> = batch.data().iter().map(|index| &self.data[*index]).collect();
         let tensors: Vec<Vec<TensorView<'_>>> =
-            self.data.iter().map(OwnedDatum::graph_inputs).collect();
+            owned.iter().map(|datum| datum.graph_inputs()).collect();
         let data: Vec<Datum<'_>> =
-            self.data.iter().zip(&tensors).map(|(owned, tensors)| owned.datum(tensors)).collect();
-        let objective = self.objective.as_engine();
-        match mode {
-            PassMode::Forward => trainer.forward(&objective, &data),
-            PassMode::ForwardBackward => trainer.forward_backward(&objective, &data),
-        }
+            owned.iter().zip(&tensors).map(|(owned, tensors)| owned.datum(tensors)).collect();
+        trainer.run_micro_batch(pass, &self.objective.as_engine(), batch, &data, interrupt)
     }
 
     /// Converts the engine's output to the wire form: one record per group of consecutive datums

@@ -10,7 +10,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Seek as _};
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -57,13 +58,25 @@ struct DiskState {
     inspected: bool,
     /// Durable length of each file, by inode.
     lengths: HashMap<u64, u64>,
+    /// Parts of files that a failed flush has dropped, by inode: a power loss clears them, whatever
+    /// was flushed since.
+    dropped: HashMap<u64, Vec<Range<u64>>>,
     /// Durable entries of each folder, by inode of the folder: name and inode.
     entries: HashMap<u64, BTreeMap<String, u64>>,
     /// Hard links to files that a rename replaced, until the rename is durable: link and replaced
     /// path.
     replaced: Vec<(PathBuf, PathBuf)>,
     links: u64,
+    /// Number of consecutive kills at a write while a suspect was executed.
+    suspect_kills: u32,
 }
+
+/// Maximum number of consecutive kills at a write while the server executes a suspect. The server
+/// cannot distinguish more of them from a request that kills every process.
+const MAX_SUSPECT_KILLS: u32 = 2;
+
+/// File in which the server records that it executes a suspect.
+const CRASH_RECORD: &str = "passes/crashes.json";
 
 impl SimulatedDisk {
     pub(crate) fn new(root: &Path, plan: &FaultPlan, seed: u64, trace: EventTrace) -> Self {
@@ -74,9 +87,11 @@ impl SimulatedDisk {
             full_until: None,
             inspected: false,
             lengths: HashMap::new(),
+            dropped: HashMap::new(),
             entries: HashMap::new(),
             replaced: Vec::new(),
             links: 0,
+            suspect_kills: 0,
         };
         let root = root.to_owned();
         let plan = plan.clone();
@@ -121,6 +136,27 @@ impl SimulatedDisk {
         event!(self.0.trace, "disk: full for {time:.0?}");
         self.0.trace.count("full disk");
         self.lock().full_until = Some(Instant::now() + time);
+    }
+
+    /// Changes one byte of a file with payloads or weights. Returns whether there was such a file.
+    pub(crate) fn damage(&self) -> bool {
+        let mut state = self.lock();
+        let mut files = vec![self.0.root.join("payloads")];
+        for folder in list(&self.0.root.join("weights")) {
+            files.extend(list(&folder));
+        }
+        files.retain(|path| fs::metadata(path).is_ok_and(|file| file.is_file() && file.len() > 0));
+        if files.is_empty() {
+            return false;
+        }
+        let path = &files[state.rng.usize(0..files.len())];
+        let Ok(mut bytes) = fs::read(path) else { return false };
+        let at = state.rng.usize(0..bytes.len());
+        bytes[at] ^= 1 << state.rng.u32(0..8);
+        event!(self.0.trace, "disk: byte {at} of {} is damaged", shown(path));
+        self.0.trace.count("damaged byte");
+        // Overwrites the file in place: its inode is the same.
+        fs::write(path, bytes).is_ok()
     }
 
     /// Ends a period of a full disk.
@@ -181,7 +217,12 @@ impl SimulatedDisk {
             }
             return Ok(());
         }
-        if state.rng.f64() < plan.crash_at_write {
+        let is_suspect = self.0.root.join(CRASH_RECORD).is_file();
+        if !is_suspect {
+            state.suspect_kills = 0;
+        }
+        if state.rng.f64() < plan.crash_at_write && state.suspect_kills < MAX_SUSPECT_KILLS {
+            state.suspect_kills += u32::from(is_suspect);
             event!(self.0.trace, "disk: {} kills the process", name(operation));
             self.0.trace.count("killed at a write");
             self.die(state);
@@ -202,6 +243,18 @@ impl SimulatedDisk {
             self.0.trace.count("failed file operation");
             return Err(io::Error::other("input/output error (simulated)"));
         }
+        if let FileOperation::SyncFile(file) = operation
+            && state.rng.f64() < plan.lost_flush
+        {
+            event!(self.0.trace, "disk: fsync fails and drops the bytes");
+            self.0.trace.count("failed flush that drops bytes");
+            let metadata = file.metadata()?;
+            let durable = state.lengths.get(&metadata.ino()).copied().unwrap_or(0);
+            if metadata.len() > durable {
+                state.dropped.entry(metadata.ino()).or_default().push(durable..metadata.len());
+            }
+            return Err(io::Error::other("input/output error (simulated)"));
+        }
         Ok(())
     }
 
@@ -211,9 +264,20 @@ impl SimulatedDisk {
                 let metadata = file.metadata()?;
                 state.lengths.insert(metadata.ino(), metadata.len());
             }
+            FileOperation::Append(mut file) => {
+                // Bytes that are written again are new.
+                let position = file.stream_position()?;
+                for part in state.dropped.entry(file.metadata()?.ino()).or_default() {
+                    part.end = part.end.min(position.max(part.start));
+                }
+            }
             FileOperation::Truncate(file, length) => {
                 let durable = state.lengths.entry(file.metadata()?.ino()).or_default();
                 *durable = length.min(*durable);
+                // Bytes that are written again after a truncation are new.
+                for part in state.dropped.entry(file.metadata()?.ino()).or_default() {
+                    part.end = part.end.min(length);
+                }
             }
             FileOperation::SyncFolder(folder) => {
                 state.entries.insert(fs::metadata(folder)?.ino(), entries(folder)?);
@@ -236,11 +300,13 @@ impl SimulatedDisk {
         Ok(())
     }
 
-    /// Returns the data folder, the folder of weights, and the folders in the folder of weights.
+    /// Returns the data folder, the folder of the progress of passes, the folder of weights, and the
+    /// folders in the folder of weights.
     fn folders(&self) -> Vec<PathBuf> {
         let weights = self.0.root.join("weights");
+        let passes = self.0.root.join("passes");
         let inner = list(&weights).into_iter().filter(|path| path.is_dir());
-        [self.0.root.clone(), weights.clone()].into_iter().chain(inner).collect()
+        [self.0.root.clone(), passes, weights.clone()].into_iter().chain(inner).collect()
     }
 
     /// Simulates a power loss: removes or truncates a random part of the files and entries that are
@@ -269,6 +335,7 @@ impl SimulatedDisk {
             }
         }
         state.lengths.clear();
+        state.dropped.clear();
         state.entries.clear();
         // The files that survived the power loss are durable.
         self.record_all(state);
@@ -287,7 +354,8 @@ impl SimulatedDisk {
         let Ok(metadata) = fs::symlink_metadata(path) else { return };
         let top_level = path.parent() == Some(&self.0.root);
         let untouched = file_name.starts_with(DATABASE_PREFIX)
-            || (top_level && ["lock", "tokenizer", "weights", "key"].contains(&&*file_name));
+            || (top_level
+                && ["lock", "tokenizer", "weights", "key", "passes"].contains(&&*file_name));
         if untouched {
             return;
         }
@@ -300,6 +368,12 @@ impl SimulatedDisk {
         }
         if !metadata.is_file() {
             return;
+        }
+        for part in state.dropped.remove(&metadata.ino()).unwrap_or_default() {
+            if part.start < part.end {
+                event!(self.0.trace, "power loss: {} has lost {part:?}", shown(path));
+                let _ = clear(path, &part);
+            }
         }
         let durable = state.lengths.get(&metadata.ino()).copied().unwrap_or(0);
         if metadata.len() > durable {
@@ -329,7 +403,7 @@ impl SimulatedDisk {
 /// Truncates a file to `kept` bytes. If `garbage` is true, overwrites the bytes after the first
 /// `durable` bytes.
 fn truncate_torn(path: &Path, durable: u64, kept: u64, garbage: bool) -> io::Result<()> {
-    use std::io::{Seek as _, SeekFrom, Write as _};
+    use std::io::{SeekFrom, Write as _};
     let mut file = File::options().write(true).open(path)?;
     file.set_len(kept)?;
     if garbage {
@@ -338,6 +412,16 @@ fn truncate_torn(path: &Path, durable: u64, kept: u64, garbage: bool) -> io::Res
         file.write_all(&vec![0xA5; length])?;
     }
     Ok(())
+}
+
+/// Overwrites a part of a file with zeros.
+fn clear(path: &Path, part: &Range<u64>) -> io::Result<()> {
+    use std::io::{SeekFrom, Write as _};
+    let mut file = File::options().write(true).open(path)?;
+    let end = part.end.min(file.metadata()?.len());
+    let length = usize::try_from(end.saturating_sub(part.start)).unwrap_or(0);
+    file.seek(SeekFrom::Start(part.start))?;
+    file.write_all(&vec![0; length])
 }
 
 /// Returns the paths in a folder, sorted.

@@ -22,10 +22,15 @@ pub(crate) struct FaultPlan {
     pub(crate) crash_at_write: f64,
     /// Probability that a file operation fails.
     pub(crate) write_error: f64,
+    /// Probability that a flush of a file fails and drops the bytes that were not durable, as Linux
+    /// does: the next flush succeeds, but the bytes are lost with the power.
+    pub(crate) lost_flush: f64,
     /// Probability that a period of a full disk begins at a file operation.
     pub(crate) full_disk: f64,
     /// Probability that the disk is full while the server stops gracefully.
     pub(crate) full_at_stop: f64,
+    /// Probability that the death of the process leaves a byte of a durable file damaged.
+    pub(crate) damage: f64,
     /// Probability that a file cannot be read.
     pub(crate) read_error: f64,
     /// Probability that a request does not arrive.
@@ -48,6 +53,9 @@ pub(crate) struct FaultPlan {
     pub(crate) drop_heartbeat: f64,
     /// Probability that the server process is frozen instead of killed.
     pub(crate) freeze: f64,
+    /// Probability that a second server is started on the data folder instead, while the first one
+    /// runs, as after its lock file was removed.
+    pub(crate) second_server: f64,
     /// Probability that the wall clock is set to a wrong time before a restart.
     pub(crate) clock_set: f64,
     /// Probability that the clients are frozen together with the server, as when a machine is
@@ -57,6 +65,8 @@ pub(crate) struct FaultPlan {
     pub(crate) max_freeze: Duration,
     /// Longest time between the wake-up of a server task and its execution, in milliseconds.
     pub(crate) max_task_delay: u64,
+    /// Longest time of one turn of the worker, in which it executes a micro-batch, in milliseconds.
+    pub(crate) max_compute: u64,
 }
 
 impl FaultPlan {
@@ -81,6 +91,10 @@ impl FaultPlan {
         let full_at_stop = chance(0.5);
         let read_error = chance(0.1);
         let suspend = chance(1.0);
+        let lost_flush = chance(0.02);
+        // Rare: a damaged file can end a program early.
+        let damage = if rng.u32(0..6) == 0 { rng.f64() * 0.5 } else { 0.0 };
+        let second_server = if rng.u32(0..6) == 0 { rng.f64() * 0.5 } else { 0.0 };
         let seconds = match rng.u32(0..4) {
             // Long enough for sessions and checkpoints to expire.
             _ if freeze > 0.0 => 2_000..9_000,
@@ -97,8 +111,10 @@ impl FaultPlan {
             graceful,
             crash_at_write,
             write_error,
+            lost_flush,
             full_disk,
             full_at_stop,
+            damage,
             read_error,
             drop_request,
             drop_response,
@@ -110,12 +126,14 @@ impl FaultPlan {
             client_death,
             drop_heartbeat,
             freeze,
+            second_server,
             suspend,
             // Not together with power losses: after a boot, the server takes a wall clock that is
             // ahead of the last known time for downtime, and objects would expire.
             clock_set: if power_loss > 0.0 { 0.0 } else { clock_set },
             max_freeze: Duration::from_secs(rng.u64(1..4_000)),
             max_task_delay: if rng.u32(0..5) == 0 { rng.u64(30..3_000) } else { rng.u64(0..30) },
+            max_compute: if rng.bool() { rng.u64(0..3_000) } else { 0 },
         }
     }
 }

@@ -36,6 +36,8 @@ struct HostInner {
     trace: EventTrace,
     oracle: Oracle,
     process: Mutex<Option<Process>>,
+    /// Processes that still run although another one has the data folder.
+    superseded: Mutex<Vec<Process>>,
     /// Notified when a process ends. Not a `watch` channel, which wakes its receivers in random
     /// order.
     process_ended: Notify,
@@ -88,7 +90,12 @@ impl Scheduler for ProcessTasks {
     fn spawn(&self, name: &'static str, task: SimulatedTask) {
         let Some(host) = self.host.upgrade().map(Host) else { return };
         let trace = host.0.trace.clone();
-        let max = if name == "deferred" { 0 } else { host.0.plan.max_task_delay };
+        let plan = &host.0.plan;
+        let max = match name {
+            "deferred" => 0,
+            "worker" => plan.max_task_delay.max(plan.max_compute),
+            _ => plan.max_task_delay,
+        };
         let mut rng = Rng::with_seed(self.rng.lock().u64(..));
         let machine = host.clone();
         let delay = move |first| match machine.interruption() {
@@ -136,6 +143,7 @@ impl Host {
             trace,
             oracle,
             process: Mutex::new(None),
+            superseded: Mutex::default(),
             process_ended: Notify::new(),
             frozen_until: Mutex::new(None),
             clients_frozen_until: Mutex::new(None),
@@ -181,6 +189,7 @@ impl Host {
                 _ => event!(self.0.trace, "server died while it started"),
             }
             end_tasks(&tasks).await;
+            self.end_superseded().await;
             if self.0.trace.has_failed() {
                 return;
             }
@@ -192,6 +201,7 @@ impl Host {
     pub(crate) async fn crash(&self, power_loss: bool) {
         self.0.disk.kill();
         *self.0.frozen_until.lock() = None;
+        self.end_superseded().await;
         let Some(Process { server, tasks, .. }) = self.0.process.lock().take() else { return };
         let what = if power_loss { "power loss" } else { "server killed" };
         event!(self.0.trace, "{what}");
@@ -204,6 +214,38 @@ impl Host {
         if power_loss {
             self.0.disk.lose_power();
             self.0.clocks.reboot();
+        }
+    }
+
+    /// Starts a second server on the data folder. The first server still runs and responds to the
+    /// requests that it has received; later requests reach the second one.
+    pub(crate) async fn start_second(&self) {
+        let Some(first) = self.0.process.lock().take() else { return };
+        event!(self.0.trace, "second server on the data folder");
+        self.0.trace.count("second server");
+        // The lock of a removed file does not keep the second server out.
+        let _ = std::fs::remove_file(self.data_dir().join("lock"));
+        self.0.superseded.lock().push(first);
+        self.start().await;
+    }
+
+    async fn end_superseded(&self) {
+        let superseded = std::mem::take(&mut *self.0.superseded.lock());
+        if superseded.is_empty() {
+            return;
+        }
+        self.0.process_ended.notify_waiters();
+        for process in superseded {
+            end_tasks(&process.tasks).await;
+            // Let the connections end: they hold references to the state of the server.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Damages a byte of the data folder, while the server is down.
+    pub(crate) fn damage(&self) {
+        if self.0.disk.damage() {
+            self.0.oracle.damaged();
         }
     }
 
@@ -226,6 +268,7 @@ impl Host {
         tokio::time::sleep(Duration::from_millis(5)).await;
         self.observe();
         self.0.disk.empty();
+        self.end_superseded().await;
         let Some(Process { tasks, .. }) = self.0.process.lock().take() else { return };
         self.0.process_ended.notify_waiters();
         end_tasks(&tasks).await;

@@ -13,11 +13,14 @@ use bytes::Bytes;
 use http::Response;
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
-use tinkex_server::simulation::{OutcomeView, RequestHandler};
+use tinkex_server::simulation::{LossView, OutcomeView, RequestHandler, RunView};
 use tinkex_store::weights::WeightsLocation;
 
-use crate::replay::{ReplayedRequest, SavePoint};
+use crate::replay::{ReplayedRequest, ReplayedSample, SavePoint};
 use crate::trace::{EventTrace, event};
+
+/// Result of a request whose result is not compared.
+static NO_RESULT: Bytes = Bytes::new();
 
 /// Checks the server. Cheap to clone.
 #[derive(Clone)]
@@ -38,6 +41,14 @@ struct OracleState {
     loads: HashMap<String, WeightsLocation>,
     /// Results that clients have received, by id of the request.
     delivered: HashMap<String, Bytes>,
+    /// Records of all training runs, by id.
+    runs: BTreeMap<String, RunView>,
+    /// All custom losses, by id.
+    losses: BTreeMap<String, LossView>,
+    /// Tokens of completions from the base model, by request.
+    completions: BTreeMap<String, Value>,
+    /// Whether a byte of the data folder was damaged.
+    damaged: bool,
     failed_starts: u32,
     /// Number of calls that copy a checkpoint.
     copies: usize,
@@ -49,7 +60,10 @@ struct SeenRequest {
     scope: String,
     of_model: bool,
     seq: u64,
+    seed: u64,
     body: Bytes,
+    /// Weights of a sample: `None` if they are not known, `Some(None)` for the base model.
+    weights: Option<Option<WeightsLocation>>,
     outcome: Option<SeenOutcome>,
     /// Outcome as the server described it when it was last read.
     last_view: Option<OutcomeView>,
@@ -59,6 +73,20 @@ struct SeenRequest {
 enum SeenOutcome {
     Succeeded(Bytes),
     Failed(String),
+}
+
+impl OracleState {
+    /// Returns whether damaged bytes explain an error.
+    fn explains(&self, error: &dyn std::fmt::Display) -> bool {
+        self.damaged && is_damage(error)
+    }
+}
+
+/// Returns whether an error says that stored bytes are damaged, or that a custom loss is missing, whose
+/// bytes may be damaged.
+fn is_damage(error: &dyn std::fmt::Display) -> bool {
+    let message = error.to_string();
+    message.contains("damaged") || message.contains("has no custom loss")
 }
 
 impl Oracle {
@@ -80,7 +108,7 @@ impl Oracle {
             if !known {
                 let body = match handler.payload(view.body) {
                     Ok(body) => body,
-                    Err(error) if view.outcome.is_none() => {
+                    Err(error) if view.outcome.is_none() && !state.explains(&error) => {
                         let failure = format!("body of request {}: {error}", view.id);
                         self.0.trace.fail(failure);
                         continue;
@@ -93,7 +121,9 @@ impl Oracle {
                     scope: view.scope.clone(),
                     of_model: view.of_model,
                     seq: view.seq,
+                    seed: view.seed,
                     body,
+                    weights: handler.sampler_weights(&view.scope),
                     outcome: None,
                     last_view: None,
                 };
@@ -109,6 +139,7 @@ impl Oracle {
                 OutcomeView::Failed(message) => SeenOutcome::Failed(message.clone()),
                 OutcomeView::Succeeded(number) => match handler.payload(*number) {
                     Ok(payload) => SeenOutcome::Succeeded(payload),
+                    Err(error) if state.damaged && is_damage(&error) => continue,
                     Err(error) => {
                         self.0.trace.fail(format!("result of request {}: {error}", view.id));
                         continue;
@@ -117,6 +148,14 @@ impl Oracle {
             };
             match &seen.outcome {
                 None => {
+                    // Weights without a name belong to the sampling session that they were saved for.
+                    if let SeenOutcome::Succeeded(result) = &outcome
+                        && seen.kind == "SaveWeightsForSampler"
+                        && let Some(weights) = saved_for_sampler(handler, result)
+                    {
+                        let saved = (seen.scope.clone(), seen.seq);
+                        state.folders.entry(weights).or_insert(saved);
+                    }
                     if let SeenOutcome::Failed(message) = &outcome {
                         event!(self.0.trace, "{} {} failed: {message}", view.kind, view.seq);
                     }
@@ -129,6 +168,12 @@ impl Oracle {
                 }
                 Some(_) => {}
             }
+        }
+        for (id, run) in handler.runs() {
+            state.runs.entry(id).or_insert(run);
+        }
+        for (id, loss) in handler.losses() {
+            state.losses.entry(id).or_insert(loss);
         }
         for checkpoint in handler.checkpoints() {
             if let Some(source) = checkpoint.source {
@@ -165,6 +210,22 @@ impl Oracle {
         self.observe(handler);
     }
 
+    /// Records that a byte of the data folder is damaged. From now on, errors that say so are
+    /// explained.
+    pub(crate) fn damaged(&self) {
+        self.lock().damaged = true;
+    }
+
+    /// Returns whether damaged bytes explain an error.
+    pub(crate) fn explains(&self, error: &dyn std::fmt::Display) -> bool {
+        self.lock().explains(error)
+    }
+
+    /// Returns whether a byte of the data folder was damaged.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.lock().damaged
+    }
+
     /// Counts a failed start. The server must start within 50 further attempts. Attempts that fail
     /// because of an injected disk fault do not count.
     pub(crate) fn start_failed(&self, error: &str) {
@@ -179,7 +240,9 @@ impl Oracle {
     }
 
     pub(crate) fn check_references(&self, handler: &RequestHandler) {
-        if let Err(failure) = handler.check_references() {
+        if let Err(failure) = handler.check_references()
+            && !self.lock().explains(&failure)
+        {
             self.0.trace.fail(failure);
         }
     }
@@ -220,10 +283,32 @@ impl Oracle {
         }
         let mut state = self.lock();
         let result = response.body().clone();
+        if state.explains(&String::from_utf8_lossy(&result)) {
+            return;
+        }
         let before = state.delivered.entry(id.to_owned()).or_insert_with(|| result.clone());
         if *before != result {
             self.0.trace.fail("a client received two different results of a request".to_owned());
         }
+    }
+
+    /// Checks that a completion of the base model has the same tokens as before.
+    pub(crate) fn completed(&self, request: &str, tokens: &Value) {
+        let mut state = self.lock();
+        let before = state.completions.entry(request.to_owned()).or_insert_with(|| tokens.clone());
+        if before != tokens {
+            self.0.trace.fail(format!("a completion has other tokens than before: {request}"));
+        }
+    }
+
+    /// Returns the records of all training runs, also of the runs that were deleted.
+    pub(crate) fn runs(&self) -> BTreeMap<String, RunView> {
+        self.lock().runs.clone()
+    }
+
+    /// Returns all custom losses, also of the sessions that have ended.
+    pub(crate) fn losses(&self) -> BTreeMap<String, LossView> {
+        self.lock().losses.clone()
     }
 
     /// Counts a call that copies a checkpoint. A call counts once, however often the client sends
@@ -274,20 +359,33 @@ impl Oracle {
         &self,
         replay: impl FnOnce(
             Vec<ReplayedRequest<'_>>,
+            Vec<ReplayedSample<'_>>,
             &BTreeMap<WeightsLocation, SavePoint>,
         ) -> Result<(), String>,
     ) {
         let state = self.lock();
         let mut requests = Vec::new();
+        let mut samples = Vec::new();
         for (id, seen) in &state.requests {
             let kind = &seen.kind;
             let seq = seen.seq;
             match &seen.outcome {
                 None => self.0.trace.fail(format!("request {kind} {seq} has no outcome")),
                 Some(SeenOutcome::Failed(message)) => {
+                    // The server discards the gradients of a step that it does not apply.
+                    if *kind == "OptimStep" && message.contains("an earlier pass are missing") {
+                        requests.push(ReplayedRequest {
+                            model: &seen.scope,
+                            seq,
+                            kind: "DiscardGradient",
+                            body: &seen.body,
+                            result: &NO_RESULT,
+                            loads: None,
+                        });
+                    }
                     // A model cannot be restored if reads fail for a minute.
                     let restore = message.contains("cannot restore");
-                    let explained = message.contains("simulated");
+                    let explained = message.contains("simulated") || state.explains(message);
                     if message.contains("internal error") || (restore && !explained) {
                         self.0.trace.fail(format!("{kind} {seq} failed: {message}"));
                     }
@@ -303,11 +401,37 @@ impl Oracle {
                         loads: folder.and_then(|folder| state.folders.get(folder)),
                     });
                 }
+                Some(SeenOutcome::Succeeded(result)) if seen.kind == "Sample" => {
+                    let weights = match &seen.weights {
+                        Some(Some(folder)) => match state.folders.get(folder) {
+                            Some(point) => Some(point),
+                            // The weights of a copy or of an import have no request.
+                            None => continue,
+                        },
+                        Some(None) => None,
+                        None => continue,
+                    };
+                    samples.push(ReplayedSample {
+                        sampler: &seen.scope,
+                        seq,
+                        seed: seen.seed,
+                        body: &seen.body,
+                        result,
+                        weights,
+                    });
+                }
                 Some(SeenOutcome::Succeeded(_)) => {}
             }
         }
-        if let Err(failure) = replay(requests, &state.folders) {
+        if let Err(failure) = replay(requests, samples, &state.folders) {
             self.0.trace.fail(failure);
         }
     }
+}
+
+/// Returns the weights of the sampling session that a request to save weights has created; `None` if
+/// the weights have a name.
+fn saved_for_sampler(handler: &RequestHandler, result: &Bytes) -> Option<WeightsLocation> {
+    let result: Value = serde_json::from_slice(result).ok()?;
+    handler.sampler_weights(result.get("sampling_session_id")?.as_str()?)?
 }

@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use fastrand::Rng;
+use http::Request;
+use serde_json::{Value, json};
+use tinkex::loss::CustomLoss;
 use tinkex::{
-    AdamParams, Datum, Env, LoraOptions, LossFn, RestoreMode, SamplingClient, SamplingParams,
-    SaveOptions, ServiceClient, TrainingClient,
+    AdamParams, Datum, Env, HttpService as _, Lane, LoraOptions, LossFn, RestoreMode,
+    SampleOptions, SamplingClient, SamplingParams, SaveOptions, ServiceClient, TrainingClient,
 };
 use tokio::time::Instant;
 
@@ -20,12 +24,16 @@ use crate::trace::{EventTrace, event};
 /// Size of the vocabulary of the base model.
 const VOCABULARY: u32 = 100;
 
+/// Base URL of the server.
+const SERVER: &str = "http://127.0.0.1:1";
+
 /// A client program.
 pub(crate) struct ClientProgram {
     pub(crate) client: usize,
     rng: Rng,
     trace: EventTrace,
     oracle: Oracle,
+    network: SimulatedNetwork,
     service: ServiceClient,
     models: Vec<TrainingClient>,
     samplers: Vec<SamplingClient>,
@@ -46,13 +54,7 @@ impl ClientProgram {
         oracle: Oracle,
         trace: EventTrace,
     ) -> tinkex::Result<Self> {
-        let service = ServiceClient::builder()
-            .env(Env::empty())
-            .base_url("http://127.0.0.1:1")
-            .api_key("tml-simulation")
-            .http(network)
-            .without_telemetry()
-            .build()?;
+        let service = connect(&network)?;
         let rng = Rng::with_seed(seed);
         let models = Vec::new();
         let samplers = Vec::new();
@@ -62,6 +64,7 @@ impl ClientProgram {
             rng,
             trace,
             oracle,
+            network,
             service,
             models,
             samplers,
@@ -74,7 +77,7 @@ impl ClientProgram {
     /// Executes a random number of random actions.
     pub(crate) async fn run(mut self) -> tinkex::Result<()> {
         for _ in 0..self.rng.u32(2..12) {
-            let action = self.rng.u32(0..16);
+            let action = self.rng.u32(0..20);
             let result = self.act(action).await;
             let client = self.client;
             match &result {
@@ -87,7 +90,7 @@ impl ClientProgram {
             }
         }
         self.service.finish().await;
-        Ok(())
+        self.delete_run().await
     }
 
     async fn act(&mut self, action: u32) -> tinkex::Result<String> {
@@ -119,8 +122,112 @@ impl ClientProgram {
                 1 => self.use_near_expiry(&model).await,
                 _ => self.sample().await,
             },
+            // The scripted upstream has neither custom losses nor inference endpoints.
+            16 if !self.through_gateway => self.train_custom(&model).await,
+            17 if !self.through_gateway => self.complete().await,
+            18 => self.look_at_dashboard().await,
             _ => self.sample().await,
         }
+    }
+
+    /// Trains a step with a custom loss, which the server computes.
+    async fn train_custom(&mut self, model: &TrainingClient) -> tinkex::Result<String> {
+        let factor = f64::from(self.rng.u32(1..4));
+        let loss =
+            CustomLoss::trace("scaled", |trace| -(trace.input("logprobs", 1) * factor).sum())?;
+        let loss = self.service.create_custom_loss(&loss).await?;
+        let pass = model.forward_backward(self.batch(), &loss);
+        model.optim_step(AdamParams::with_learning_rate(1e-2)).await?;
+        Ok(format!("trained with a custom loss {:?}", pass.await?.metrics.get("loss:sum")))
+    }
+
+    /// Completes a prompt with the base model. Equal requests must give equal tokens.
+    async fn complete(&mut self) -> tinkex::Result<String> {
+        let length = self.rng.usize(1..4);
+        // Few different tokens, so that some requests are equal.
+        let prompt: Vec<u32> = (0..length).map(|_| self.rng.u32(3..6)).collect();
+        let request = json!({
+            "model": BASE_MODEL, "prompt": prompt, "max_tokens": self.rng.u32(1..8),
+            "temperature": 0, "return_token_ids": true, "ignore_eos": true,
+        });
+        let request = request.to_string();
+        let sent = self.send("POST", "/v1/completions", request.clone()).await;
+        Ok(match sent {
+            Some(completion) => {
+                self.oracle.completed(&request, &completion["choices"][0]["token_ids"]);
+                "completed a prompt".to_owned()
+            }
+            None => "could not complete a prompt".to_owned(),
+        })
+    }
+
+    /// Reads a document of the dashboard.
+    async fn look_at_dashboard(&mut self) -> tinkex::Result<String> {
+        let documents = ["info", "runs", "samples", "server"];
+        let name = documents[self.rng.usize(0..documents.len())];
+        let sent = self.send("GET", &format!("/ui/api/{name}"), String::new()).await;
+        Ok(format!("dashboard {name}: {}", sent.is_some()))
+    }
+
+    /// Sends a request that is not retried. Returns `None` if a fault explains that it has failed.
+    async fn send(&self, method: &str, path: &str, body: String) -> Option<Value> {
+        let request = Request::builder()
+            .method(method)
+            .uri(format!("{SERVER}{path}"))
+            .header("host", "127.0.0.1:1")
+            .body(Bytes::from(body));
+        let request = match request {
+            Ok(request) => request,
+            Err(error) => {
+                self.trace.fail(format!("cannot build a request: {error}"));
+                return None;
+            }
+        };
+        let sent = self.network.send(Lane::Train, request, Duration::from_secs(600)).await;
+        // The messages of all failures of the network are marked as simulated.
+        let response = sent.ok()?;
+        let body = response.body();
+        match response.status().as_u16() {
+            200 => serde_json::from_slice(body).ok(),
+            // The server is busy, starts, or cannot write.
+            429 | 503 => None,
+            _ if body.windows(9).any(|part| part == b"simulated") => None,
+            status => {
+                let text = String::from_utf8_lossy(body);
+                self.trace.fail(format!("{path}: status {status}: {text}"));
+                None
+            }
+        }
+    }
+
+    /// Deletes a run of the session that has just ended, in some programs. The run must be missing
+    /// afterwards.
+    async fn delete_run(mut self) -> tinkex::Result<()> {
+        if self.models.is_empty() || self.rng.u32(0..4) > 0 {
+            return Ok(());
+        }
+        let run = self.models[self.rng.usize(0..self.models.len())].model_id().clone();
+        let service = connect(&self.network)?;
+        let rest = service.rest();
+        let deleted = rest.delete_training_run(run.clone()).await;
+        match &deleted {
+            // The first attempt was executed, although its response was lost. Or the request to
+            // finish the session has not arrived, and the session is still open.
+            Err(error) if is_missing(error) || error.kind() == tinkex::ErrorKind::Conflict => {}
+            _ => {
+                deleted?;
+                self.trace.count("deleted run");
+                if rest
+                    .list_checkpoints(run.clone())
+                    .await
+                    .is_ok_and(|page| !page.checkpoints.is_empty())
+                {
+                    self.trace.fail(format!("deleted run {run} still has checkpoints"));
+                }
+            }
+        }
+        service.finish().await;
+        Ok(())
     }
 
     async fn create(&mut self) -> tinkex::Result<String> {
@@ -360,7 +467,16 @@ impl ClientProgram {
             let length = self.rng.usize(1..6);
             let prompt = self.tokens(length);
             let tokens = self.rng.u32(1..10);
-            let sample = sampler.sample(prompt, SamplingParams::new().max_tokens(tokens));
+            let mut params = SamplingParams::new().max_tokens(tokens);
+            if self.rng.bool() {
+                params = params.seed(self.rng.u64(0..4));
+            }
+            let mut options = SampleOptions::new(params);
+            // The scripted upstream returns one sample.
+            if !self.through_gateway {
+                options = options.num_samples(self.rng.u32(1..3));
+            }
+            let sample = sampler.sample(prompt, options);
             if self.rng.u32(0..6) == 0 {
                 let wait = Duration::from_millis(self.rng.u64(0..100));
                 let _ = tokio::time::timeout(wait, sample).await;
@@ -385,7 +501,9 @@ impl ClientProgram {
     }
 
     fn batch(&mut self) -> Vec<Datum> {
-        let length = self.rng.usize(1..4);
+        // The passes of long batches are killed between their micro-batches.
+        let length = if self.rng.u32(0..4) == 0 { 4..20 } else { 1..4 };
+        let length = self.rng.usize(length);
         let mut batch = Vec::new();
         for _ in 0..length {
             let prompt = self.rng.usize(1..5);
@@ -400,4 +518,15 @@ impl ClientProgram {
     fn tokens(&mut self, count: usize) -> Vec<u32> {
         (0..count).map(|_| self.rng.u32(3..VOCABULARY)).collect()
     }
+}
+
+/// Creates a client of the server.
+fn connect(network: &SimulatedNetwork) -> tinkex::Result<ServiceClient> {
+    ServiceClient::builder()
+        .env(Env::empty())
+        .base_url(SERVER)
+        .api_key("tml-simulation")
+        .http(network.clone())
+        .without_telemetry()
+        .build()
 }

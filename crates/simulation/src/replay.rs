@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use tinkex_server::simulation::Replay;
 use tinkex_store::weights::WeightsLocation;
+use tinkex_wire::SampleResponse;
 
 /// A state of a model: its id, and the sequence number of the last request that had been executed.
 pub(crate) type SavePoint = (String, u64);
@@ -21,6 +22,20 @@ pub(crate) struct ReplayedRequest<'a> {
     /// State that the request loads, if it is known.
     pub(crate) loads: Option<&'a SavePoint>,
 }
+
+/// A sample that was accepted and succeeded.
+pub(crate) struct ReplayedSample<'a> {
+    pub(crate) sampler: &'a str,
+    pub(crate) seq: u64,
+    pub(crate) seed: u64,
+    pub(crate) body: &'a Bytes,
+    pub(crate) result: &'a Bytes,
+    /// State of the sampled model; `None` for the base model.
+    pub(crate) weights: Option<&'a SavePoint>,
+}
+
+/// Tokens of a sample, and the bits of their log-probabilities.
+type SampledBits = (Vec<u32>, Vec<Option<u32>>);
 
 /// Models on which a replay executes requests.
 pub(crate) trait ReplayModels {
@@ -85,22 +100,29 @@ pub(crate) struct SequentialReplay<'a> {
     pub(crate) engine: Replay,
     /// Folder of the server's weights.
     pub(crate) weights: &'a Path,
+    /// Whether a file of the server may be damaged: its weights are not compared then.
+    pub(crate) damaged: bool,
     /// Folder for the weights that the replay saves.
     pub(crate) scratch: &'a Path,
 }
 
 impl SequentialReplay<'_> {
-    /// Executes `requests` and compares their results and the weights in `folders` with the
-    /// server's results and weights.
+    /// Executes `requests` and `samples`, and compares their results and the weights in `folders`
+    /// with the server's results and weights.
     ///
     /// # Errors
     /// Describes the first difference, or the first request that cannot be executed.
     pub(crate) fn check(
         mut self,
         requests: Vec<ReplayedRequest<'_>>,
+        samples: &[ReplayedSample<'_>],
         folders: &BTreeMap<WeightsLocation, SavePoint>,
     ) -> Result<(), String> {
         replay(&mut self, requests, folders)?;
+        samples.iter().try_for_each(|sample| self.compare_sample(sample))?;
+        if self.damaged {
+            return Ok(());
+        }
         let local = folders.iter().filter_map(|(weights, saved)| Some((weights.local()?, saved)));
         local.into_iter().try_for_each(|(name, saved)| self.compare_weights(name, saved))
     }
@@ -108,6 +130,29 @@ impl SequentialReplay<'_> {
     /// Returns the folder of a state that the replay has saved.
     fn folder_of(&self, (model, seq): &SavePoint) -> PathBuf {
         self.scratch.join(format!("{}-{seq}", model.replace([':', '/'], "_")))
+    }
+
+    /// Draws a sample alone, and compares its tokens and log-probabilities with the server's result.
+    fn compare_sample(&self, sample: &ReplayedSample<'_>) -> Result<(), String> {
+        let ReplayedSample { sampler, seq, seed, body, result, weights } = sample;
+        let describe =
+            |error: &dyn std::fmt::Display| format!("sample {seq} of {sampler}: {error}");
+        let folder = weights.map(|point| self.folder_of(point));
+        let expected =
+            self.engine.sample(body, *seed, folder.as_deref()).map_err(|error| describe(&error))?;
+        let found = SampleResponse::from_proto(result).map_err(|error| describe(&error))?;
+        let bits = |response: &SampleResponse| -> Vec<SampledBits> {
+            let sequences = response.sequences.iter();
+            let bits = sequences.map(|sequence| {
+                let logprobs = sequence.logprobs.iter().flat_map(|values| values.iter());
+                (sequence.tokens.to_vec(), logprobs.map(|value| value.map(f32::to_bits)).collect())
+            });
+            bits.collect()
+        };
+        if bits(&expected) != bits(&found) {
+            return Err(describe(&"differs from its replay"));
+        }
+        Ok(())
     }
 
     /// Compares the files of a weights folder of the server with the replayed state, if the folder

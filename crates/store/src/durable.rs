@@ -6,6 +6,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedMutexGuard, oneshot};
 
 use crate::clock::Clock;
+use crate::disk::MetadataReader;
 use crate::error::ServerError;
 use crate::store::{Record, Store};
 
@@ -20,6 +21,7 @@ pub type ChangeGuard = OwnedMutexGuard<()>;
 pub struct SharedStore {
     store: Arc<Mutex<Store>>,
     clock: Clock,
+    metadata: MetadataReader,
     /// Serializes changes to existing records; see [`change`](Self::change).
     change_lock: Arc<tokio::sync::Mutex<()>>,
 }
@@ -29,7 +31,8 @@ impl SharedStore {
     #[must_use]
     pub fn new(store: Store) -> Self {
         let clock = store.clock.clone();
-        Self { store: Arc::new(Mutex::new(store)), clock, change_lock: Arc::default() }
+        let metadata = store.disk.metadata();
+        Self { store: Arc::new(Mutex::new(store)), clock, metadata, change_lock: Arc::default() }
     }
 
     /// Locks the store. Callbacks of writes take the lock too, so the holder of the lock must not
@@ -42,6 +45,12 @@ impl SharedStore {
     #[must_use]
     pub fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// Returns the reader of the metadata of objects.
+    #[must_use]
+    pub fn metadata(&self) -> &MetadataReader {
+        &self.metadata
     }
 
     /// Writes records with new ids. The change lock is not needed, because no other request can

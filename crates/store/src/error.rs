@@ -6,7 +6,9 @@
 
 use std::time::Duration;
 
-use tinkex_wire::{DecodeError, DecodeErrorKind, InvalidInput, SamplerId, SessionId, TinkerPath};
+use tinkex_wire::{
+    DecodeError, DecodeErrorKind, InvalidInput, ModelId, SamplerId, SessionId, TinkerPath,
+};
 
 /// Reason why the server did not accept a request.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -64,6 +66,10 @@ impl ServerError {
         Self::NotFound(format!("session {id} does not exist"))
     }
 
+    pub fn no_run(id: &ModelId) -> Self {
+        Self::NotFound(format!("training run {id} does not exist"))
+    }
+
     pub fn no_sampling_session(id: &SamplerId) -> Self {
         Self::NotFound(format!("sampling session {id} does not exist"))
     }
@@ -87,6 +93,11 @@ impl ServerError {
             "the server has an internal error and must be restarted; accepted requests are kept"
                 .to_owned(),
         )
+    }
+
+    /// Creates the error for every request after another server has claimed the data folder.
+    pub fn superseded() -> Self {
+        Self::Unavailable("another server has taken over the data; send requests to it".to_owned())
     }
 
     pub fn shutting_down() -> Self {

@@ -4,15 +4,17 @@
 //! structs is the on-disk format: a field or variant that is renamed here must keep its stored name
 //! with `#[serde(rename)]`.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tinkex_wire::{
-    ErrorCategory, ErrorCode, FinishDetails, JsonObject, LossId, Metadata, ModelId,
-    OptimizerConfig, RequestId, SamplerId, SessionId, TinkerPath,
+    ErrorCategory, ErrorCode, FinishDetails, JsonObject, LossId, ModelId, OptimizerConfig,
+    RequestId, SamplerId, SessionId, TinkerPath,
 };
 
 use crate::history::HistoryRecord;
+use crate::user::{Account, KeyId, KeyRecord, UserId, UserRecord};
 use crate::weights::{Backend, WeightsLocation};
 
 /// Microseconds since the Unix epoch.
@@ -25,6 +27,13 @@ pub const DELETION_RETENTION: UnixMicros = 24 * 3_600 * 1_000_000;
 #[derive(Clone, Debug)]
 pub enum Record {
     Session(SessionRecord),
+    /// Metadata of a session, run or checkpoint, written with its record. Removed with the object.
+    Metadata(MetadataRecord),
+    /// Gives the checkpoint `to` the metadata of the checkpoint `from`.
+    MetadataCopied {
+        from: TinkerPath,
+        to: TinkerPath,
+    },
     /// Removes ended sessions.
     SessionsRemoved {
         ids: Vec<SessionId>,
@@ -50,6 +59,11 @@ pub enum Record {
     Result(ResultRecord),
     /// Amounts of a request that is not stored, to add to the hourly usage counters.
     Usage(Vec<(UsageKey, u64)>),
+    /// Merges the usage counters of hours before this one to one counter per day, owner, base model
+    /// and meter.
+    UsageMerged {
+        before: i64,
+    },
     /// Removes requests whose results were acknowledged or have expired.
     RequestsRemoved {
         ids: Vec<RequestId>,
@@ -58,6 +72,14 @@ pub enum Record {
     History(Arc<HistoryRecord>),
     /// The current time.
     Clock(ClockRecord),
+    Key(KeyRecord),
+    /// Removes a key, which is refused from then on.
+    KeyRemoved {
+        id: KeyId,
+    },
+    User(UserRecord),
+    /// Adds an entry to the audit log.
+    Audit(AuditRecord),
 }
 
 /// Last time that the server stored.
@@ -77,13 +99,54 @@ pub struct BootTime {
     pub elapsed: UnixMicros,
 }
 
+/// Metadata that a user attached to an object. The server reads it from the database when a client
+/// asks for it, and never keeps it in memory: the metadata of all objects may exceed the memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetadataRecord {
+    /// Id of the session or run, or path of the checkpoint.
+    pub object: String,
+    /// JSON object; `None` removes the metadata.
+    pub json: Option<Arc<str>>,
+}
+
+/// Maximum length of [`ModelRunRecord::name`] in bytes.
+const MAX_RUN_NAME: usize = 256;
+
+impl MetadataRecord {
+    /// Creates the record of an object. Empty metadata is not stored.
+    pub fn new(object: &(impl ToString + ?Sized), metadata: Option<&impl Serialize>) -> Self {
+        let json = metadata.and_then(|metadata| serde_json::to_string(metadata).ok());
+        let json = json.filter(|json| json != "{}").map(Arc::from);
+        Self { object: object.to_string(), json }
+    }
+
+    /// Returns the size of the metadata in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.json.as_ref().map_or(0, |json| json.len() as u64)
+    }
+
+    /// Returns the name of a run with this metadata, of at most 256 bytes.
+    #[must_use]
+    pub fn run_name(metadata: Option<&JsonObject>) -> Option<String> {
+        let text = |key: &&str| metadata?.get(*key)?.as_str();
+        let name = ["name", "run_name", "display_name"].iter().find_map(text)?;
+        Some(name[..name.floor_char_boundary(MAX_RUN_NAME)].to_owned())
+    }
+}
+
 /// A client session.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SessionRecord {
     pub id: SessionId,
+    /// User to whom the session, its sampling sessions and its requests belong.
+    #[serde(default)]
+    pub owner: UserId,
     pub created_at: UnixMicros,
     pub tags: Vec<String>,
-    pub user_metadata: Option<JsonObject>,
+    /// Size of the metadata in bytes; 0 if the session has none. See [`MetadataRecord`].
+    #[serde(default)]
+    pub metadata_bytes: u64,
     pub project_id: Option<String>,
     pub display_name: Option<String>,
     /// Reason for the end of the session; `None` while it is open.
@@ -105,13 +168,22 @@ pub enum SessionEnd {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ModelRunRecord {
     pub id: ModelId,
+    /// User to whom the run and its checkpoints belong. Stored here too, because a run outlives its
+    /// session, and copies and imports have no session.
+    #[serde(default)]
+    pub owner: UserId,
     pub session: SessionId,
     /// The client's `model_seq_id`.
     pub number: u32,
     pub base_model: String,
     pub lora: LoraSettings,
     pub optimizer: OptimizerConfig,
-    pub user_metadata: Option<JsonObject>,
+    /// Size of the metadata in bytes; 0 if the run has none. See [`MetadataRecord`].
+    #[serde(default)]
+    pub metadata_bytes: u64,
+    /// Name in the metadata. Kept here too, because the list of runs shows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     pub created_at: UnixMicros,
     /// Reason why the model cannot be trained; `None` if it can.
     pub closed: Option<String>,
@@ -126,6 +198,54 @@ pub struct ModelRunRecord {
     /// Set if the model is on an upstream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream: Option<UpstreamRun>,
+    /// Why the server dropped an accepted pass, whose gradients are therefore missing; `None` if no
+    /// gradients are missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dropped_pass: Option<String>,
+    /// Other users who may read the run and use its checkpoints.
+    #[serde(default, skip_serializing_if = "SharedWith::is_nobody")]
+    pub shared_with: SharedWith,
+}
+
+/// Users, besides its owner, who may read a run and use its checkpoints.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedWith {
+    pub everybody: bool,
+    pub users: BTreeSet<UserId>,
+}
+
+impl SharedWith {
+    /// Returns whether only the owner may read the run.
+    #[must_use]
+    pub fn is_nobody(&self) -> bool {
+        !self.everybody && self.users.is_empty()
+    }
+
+    /// Returns whether `user` may read the run.
+    #[must_use]
+    pub fn includes(&self, user: &UserId) -> bool {
+        self.everybody || self.users.contains(user)
+    }
+}
+
+/// Number of entries that the audit log keeps. Older entries are removed.
+pub const AUDIT_ENTRIES: usize = 10_000;
+
+/// An entry of the audit log: who did what.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AuditRecord {
+    /// Position in the log; later entries have greater numbers.
+    #[serde(skip)]
+    pub number: u64,
+    pub at: UnixMicros,
+    /// User who sent the request.
+    pub user: UserId,
+    pub key: KeyId,
+    /// Name of the event, such as `run.delete`.
+    pub event: String,
+    pub run: Option<ModelId>,
+    pub path: Option<TinkerPath>,
+    pub details: JsonObject,
 }
 
 impl ModelRunRecord {
@@ -245,7 +365,9 @@ pub struct CheckpointRecord {
     pub expires_at: Option<UnixMicros>,
     pub size_bytes: u64,
     pub public: bool,
-    pub user_metadata: Option<Metadata>,
+    /// Size of the metadata in bytes; 0 if the checkpoint has none. See [`MetadataRecord`].
+    #[serde(default)]
+    pub metadata_bytes: u64,
     pub base_model: String,
     pub lora: LoraSettings,
     pub optimizer: OptimizerConfig,
@@ -265,6 +387,25 @@ pub enum RequestKind {
     LoadWeights,
     CreateCustomLoss,
     Sample,
+}
+
+impl RequestKind {
+    /// Returns the name of the kind, as in the database.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::CreateModel => "create_model",
+            Self::ForwardBackward => "forward_backward",
+            Self::OptimStep => "optim_step",
+            Self::DiscardGradient => "discard_gradient",
+            Self::SaveWeights => "save_weights",
+            Self::SaveWeightsForSampler => "save_weights_for_sampler",
+            Self::SaveWeightsExternal => "save_weights_external",
+            Self::LoadWeights => "load_weights",
+            Self::CreateCustomLoss => "create_custom_loss",
+            Self::Sample => "sample",
+        }
+    }
 }
 
 /// Scope within which sequence numbers are unique.
@@ -299,12 +440,20 @@ pub struct RequestRecord {
     pub seed: u64,
     /// Number of samples requested; 0 for other kinds of requests.
     pub samples: u32,
+    /// Number of tokens of a training pass; 0 for other kinds of requests.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub tokens: u64,
     /// Weights that the request loads. The weights are fixed at admission: the checkpoint may be
     /// deleted or overwritten before the request is executed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<WeightsLocation>,
     /// Time of admission.
     pub at: UnixMicros,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// Result of a request.
@@ -323,6 +472,17 @@ pub struct ResultRecord {
     pub at: UnixMicros,
     /// Amounts to add to the hourly usage counters.
     pub usage: Vec<(UsageKey, u64)>,
+}
+
+impl ResultRecord {
+    /// Returns the kind of the request to execute when the model is restored from an older
+    /// snapshot. An optimizer step that failed and modified the model has discarded the gradients.
+    pub(crate) fn change_kind(&self) -> RequestKind {
+        match (self.request.kind, &self.result) {
+            (RequestKind::OptimStep, ResultKind::Failed { .. }) => RequestKind::DiscardGradient,
+            (kind, _) => kind,
+        }
+    }
 }
 
 /// A request that modified a model after its last snapshot.
@@ -375,14 +535,35 @@ impl FailureCategory {
 /// session. It cannot be the id of a client's session, which is a UUID.
 pub const INFERENCE_SESSION: &str = "inference";
 
+/// Session id of merged usage counters; see [`Record::UsageMerged`].
+pub const MERGED_SESSION: &str = "merged";
+
 /// Key of an hourly usage counter.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UsageKey {
     /// Hours since the Unix epoch.
     pub hour: i64,
+    /// User to whom the usage is charged.
+    pub owner: UserId,
     pub session: SessionId,
     pub base_model: String,
     pub meter: UsageMeter,
+}
+
+impl UsageKey {
+    /// Returns the key of the counter that this counter is merged to: the first hour of the day,
+    /// without the session.
+    #[must_use]
+    pub fn merged(&self) -> Self {
+        let hour = self.hour - self.hour.rem_euclid(24);
+        Self { hour, session: MERGED_SESSION.into(), ..self.clone() }
+    }
+
+    #[must_use]
+    pub fn new(hour: i64, account: &Account, base_model: &str, meter: UsageMeter) -> Self {
+        let Account { owner, session } = account.clone();
+        Self { hour, owner, session, base_model: base_model.to_owned(), meter }
+    }
 }
 
 /// Quantity that a usage counter counts.
@@ -430,6 +611,7 @@ mod tests {
             digest: "d".to_owned(),
             seed: u64::MAX,
             samples: 2,
+            tokens: 0,
             source: None,
             at: 5,
         };

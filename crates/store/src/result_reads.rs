@@ -55,6 +55,17 @@ impl ResultReads {
         Self { entries: Mutex::default(), budget: Arc::new(Semaphore::new(units)), units }
     }
 
+    /// Waits for a share of the budget, for a response of `size` bytes that is not a result. Keep
+    /// the permit until the response was sent.
+    ///
+    /// # Errors
+    /// If the server is shutting down.
+    pub async fn reserve(&self, size: usize) -> Result<OwnedSemaphorePermit, ServerError> {
+        let units = u32::try_from(size.div_ceil(UNIT).clamp(1, self.units)).unwrap_or(u32::MAX);
+        let permit = Arc::clone(&self.budget).acquire_many_owned(units).await;
+        permit.map_err(|_| ServerError::shutting_down())
+    }
+
     /// Reads the result of `size` bytes that has this payload number, or shares the copy of another
     /// poll.
     ///
@@ -73,9 +84,7 @@ impl ResultReads {
         if let Some(result) = last.upgrade() {
             return Ok(Ok(Bytes::from_owner(SharedResult(result))));
         }
-        let units = u32::try_from(size.div_ceil(UNIT).clamp(1, self.units)).unwrap_or(u32::MAX);
-        let permit = Arc::clone(&self.budget).acquire_many_owned(units).await;
-        let permit = permit.map_err(|_| ServerError::shutting_down())?;
+        let permit = self.reserve(size).await?;
         // The job holds the permit, because it continues if the client disconnects.
         let job = move || {
             reader.payload(number).map(|bytes| Arc::new(ReadResult { bytes, _permit: permit }))

@@ -28,6 +28,8 @@ pub struct Error {
 pub enum ErrorKind {
     /// A text or a conversation is invalid for this tokenizer or this template.
     InvalidInput,
+    /// The chat template writes more text than allowed for this conversation.
+    TooLong,
     /// A file or a template is malformed.
     Malformed,
     /// A file, a template or a token does not exist.

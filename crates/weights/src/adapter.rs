@@ -128,6 +128,13 @@ pub(crate) fn matrix_name(module: &str, matrix: usize) -> String {
     format!("{PREFIX}{module}.lora_{}.weight", ["A", "B"][matrix])
 }
 
+/// Returns the module of a tensor name that `peft` gives to the frozen weights of the base model
+/// below LoRA matrices, or `None` for other names. By default `peft` stores these weights for an
+/// adapted `lm_head`.
+pub(crate) fn frozen_module(name: &str) -> Option<&str> {
+    name.strip_prefix(PREFIX)?.strip_suffix(".base_layer.weight")
+}
+
 /// Returns the module and the matrix (0 for A, 1 for B) of a tensor name, or `None` if it does not
 /// name a LoRA matrix. The module of the unembedding is [`HEAD`] under either of its names.
 pub(crate) fn parse_name(name: &str) -> Option<(&str, usize)> {

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use crate::adapter::{CONFIG, HEAD, PREFIX, SERVICE_HEAD, TENSORS, matrix_name, parse_name};
+use crate::adapter::{
+    CONFIG, HEAD, PREFIX, SERVICE_HEAD, TENSORS, frozen_module, matrix_name, parse_name,
+};
 use crate::atomic::write_file;
 use crate::json_fields::read_small;
 use crate::peft::selects;
@@ -22,15 +24,16 @@ const TARGET_MODULES: &str = "target_modules";
 /// The hosted service names the unembedding `model.unembed_tokens`, and its configurations have
 /// `"target_modules": "all-linear"`, with which `peft` leaves out the unembedding. The conversion
 /// names the unembedding `lm_head`, lists the modules that the tensors adapt, and adds settings
-/// that `peft` requires. Other settings and the data of the tensors stay as they are. A converted
-/// folder needs no further conversion.
+/// that `peft` requires. It removes frozen weights of the base model, which `peft` stores beside the
+/// LoRA matrices of `lm_head`. Other settings and the data of the tensors stay as they are. A
+/// converted folder needs no further conversion.
 #[derive(Debug)]
 pub struct AdapterConversion {
     folder: PathBuf,
     config: Map<String, Value>,
     tensors: TensorFile,
-    /// Whether a tensor has a name of the hosted service.
-    renames: bool,
+    /// Whether a tensor has a name of the hosted service, or is a frozen weight.
+    changes_tensors: bool,
     /// Whether the configuration changes, apart from the base model.
     changes_config: bool,
 }
@@ -65,10 +68,11 @@ impl AdapterConversion {
             matches!(config.get("rank_pattern"), Some(Value::Object(ranks)) if !ranks.is_empty());
         let tensors = TensorFile::open(folder.join(TENSORS))?;
         let modules = check_pairs(&tensors, (!has_rank_pattern).then_some(rank))?;
-        let renames = tensors.names().any(|name| matches!(renamed(name), Cow::Owned(_)));
+        let renames = tensors.names().any(|name| matches!(renamed(name), Some(Cow::Owned(_))));
+        let changes_tensors = renames || tensors.names().any(|name| renamed(name).is_none());
         let changes_config = complete(&mut config, &modules, renames);
         let folder = folder.to_owned();
-        Ok(Some(Self { folder, config, tensors, renames, changes_config }))
+        Ok(Some(Self { folder, config, tensors, changes_tensors, changes_config }))
     }
 
     /// Returns whether the configuration names the base model.
@@ -80,7 +84,9 @@ impl AdapterConversion {
     /// Returns whether [`apply`](Self::apply) with this base model would change a file.
     #[must_use]
     pub fn is_needed(&self, base_model: Option<&str>) -> bool {
-        self.renames || self.changes_config || (base_model.is_some() && !self.has_base_model())
+        self.changes_tensors
+            || self.changes_config
+            || (base_model.is_some() && !self.has_base_model())
     }
 
     /// Returns the bytes of disk space that [`apply`](Self::apply) needs while it replaces the
@@ -89,7 +95,7 @@ impl AdapterConversion {
     /// # Errors
     /// [`Error::Io`] if the file cannot be read.
     pub fn space_needed(&self) -> Result<u64> {
-        if !self.renames {
+        if !self.changes_tensors {
             return Ok(0);
         }
         let path = self.tensors.path();
@@ -103,7 +109,7 @@ impl AdapterConversion {
     /// # Errors
     /// [`Error::Io`] if a file cannot be read or written.
     pub fn apply(mut self, base_model: Option<&str>) -> Result<()> {
-        if self.renames {
+        if self.changes_tensors {
             self.tensors.write_renamed(self.folder.join(TENSORS), renamed)?;
         }
         if let Some(base_model) = base_model.filter(|_| !self.has_base_model()) {
@@ -127,13 +133,16 @@ impl AdapterConversion {
     }
 }
 
-/// Returns the name that `peft` reads for a tensor.
-fn renamed(name: &str) -> Cow<'_, str> {
+/// Returns the name that `peft` reads for a tensor, or `None` for frozen weights of the base model.
+fn renamed(name: &str) -> Option<Cow<'_, str>> {
+    if frozen_module(name).is_some() {
+        return None;
+    }
     let rest = name.strip_prefix(PREFIX).and_then(|name| name.strip_prefix(SERVICE_HEAD));
-    match rest {
+    Some(match rest {
         Some(rest) if rest.starts_with('.') => format!("{PREFIX}{HEAD}{rest}").into(),
         _ => name.into(),
-    }
+    })
 }
 
 /// Checks that every adapted module has a pair of LoRA matrices, of rank `rank` if it is given.

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::adapter::{
-    CONFIG, PREFIX, SERVICE_HEAD, TENSORS, matrix_name, parse_name, unsupported_part,
+    CONFIG, HEAD, PREFIX, SERVICE_HEAD, TENSORS, frozen_module, matrix_name, parse_name,
+    unsupported_part,
 };
+use crate::config::EMBEDDING;
 use crate::{DType, Error, LoraPair, PeftConfig, Result, StoredTensor, TensorFile};
 
 /// An open adapter folder, whose matrices stay in the file until they are used.
@@ -23,6 +25,8 @@ pub struct StoredAdapter {
     file: TensorFile,
     /// Names of the tensors A and B of each module.
     names: BTreeMap<String, [String; 2]>,
+    /// Names of the tensors with frozen weights of the base model, by module.
+    frozen: BTreeMap<String, String>,
 }
 
 /// The LoRA matrices of one module in a file.
@@ -53,7 +57,9 @@ impl StoredAdapter {
     /// unembedding, `model.unembed_tokens`, besides `lm_head`.
     ///
     /// Checks the configuration, and that the tensors are complete pairs of the configured rank and
-    /// of a type that can be converted to f32. Reads no values.
+    /// of a type that can be converted to f32. Reads no values. Ignores frozen weights of the base
+    /// model, which `peft` stores beside the LoRA matrices of `lm_head`;
+    /// [`check_frozen`](Self::check_frozen) compares them with the base model.
     ///
     /// # Errors
     /// - [`Error::Io`] if a file cannot be read.
@@ -65,7 +71,12 @@ impl StoredAdapter {
         let config = PeftConfig::read(path.join(CONFIG))?;
         let file = TensorFile::open(path.join(TENSORS))?;
         let mut found: BTreeMap<&str, [Option<&str>; 2]> = BTreeMap::new();
+        let mut frozen = BTreeMap::new();
         for tensor in file.tensors() {
+            if let Some(module) = frozen_module(tensor.name()) {
+                frozen.insert(module.to_owned(), tensor.name().to_owned());
+                continue;
+            }
             let Some((module, matrix)) = parse_name(tensor.name()) else {
                 let name = tensor.name();
                 let part = unsupported_part(tensor.name());
@@ -83,6 +94,13 @@ impl StoredAdapter {
                 return Err(Error::bad_file(file.path(), reason));
             }
         }
+        if let Some((module, name)) =
+            frozen.iter().find(|(module, _)| !found.contains_key(module.as_str()))
+        {
+            let reason =
+                format!("tensor {name} is a base weight, but {module} has no LoRA matrices");
+            return Err(Error::bad_file(file.path(), reason));
+        }
         let mut names = BTreeMap::new();
         for (module, [a, b]) in found {
             let missing = |matrix| Error::MissingTensor {
@@ -99,7 +117,7 @@ impl StoredAdapter {
             stored_b.with_shape(&[outputs, config.rank])?;
             names.insert(module.to_owned(), [a.to_owned(), b.to_owned()]);
         }
-        Ok(Self { config, file, names })
+        Ok(Self { config, file, names, frozen })
     }
 
     /// Returns rank, scale and base model.
@@ -130,9 +148,40 @@ impl StoredAdapter {
     /// Returns the element type of all matrices, or `None` if they differ.
     #[must_use]
     pub fn only_dtype(&self) -> Option<DType> {
-        let mut all = self.file.tensors().map(|tensor| tensor.dtype());
+        let pairs = self.modules().filter_map(|module| self.pair(module));
+        let mut all = pairs.flat_map(|pair| [pair.a.dtype(), pair.b.dtype()]);
         let first = all.next()?;
         all.all(|dtype| dtype == first).then_some(first)
+    }
+
+    /// Returns whether the file contains frozen weights of the base model.
+    #[must_use]
+    pub fn has_frozen(&self) -> bool {
+        !self.frozen.is_empty()
+    }
+
+    /// Checks that the frozen weights of the base model in the file, if it has any, equal the base
+    /// model. `base` returns the tensor of the base model with the given name.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] if they differ: the adapter was trained on another base model.
+    /// [`Error::Io`] if a file cannot be read.
+    pub fn check_frozen<'a>(&self, base: impl Fn(&str) -> Result<StoredTensor<'a>>) -> Result<()> {
+        for (module, name) in &self.frozen {
+            let weights = match base(&format!("{module}.weight")) {
+                // The unembedding of a tied model is its embedding.
+                Err(Error::MissingTensor { .. }) if module == HEAD => base(EMBEDDING)?,
+                other => other?,
+            };
+            if !self.file.tensor(name)?.has_values_of(&weights)? {
+                let reason = format!(
+                    "tensor {name} differs from {module} of the base model; save the adapter with \
+                     save_embedding_layers=False if its base is a conversion of this one"
+                );
+                return Err(Error::bad_file(self.file.path(), reason));
+            }
+        }
+        Ok(())
     }
 
     /// Reads the matrices of all modules, in the order of their names.

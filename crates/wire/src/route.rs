@@ -232,8 +232,36 @@ routes! {
     CloseSampler: Delete "/api/v1/samplers/{sampler_id}", Empty => Ignored;
     /// Samples completions through the OpenAI-compatible endpoint, which can stream their tokens.
     Completions: Post "/oai/api/v1/completions", Json => EventStream;
+    /// Lists the API keys of the server.
+    ListKeys: Get "/api/v1/keys", Empty => Json;
+    /// Creates an API key.
+    CreateKey: Post "/api/v1/keys", Json => Json;
+    /// Revokes an API key.
+    RevokeKey: Delete "/api/v1/keys/{key}", Empty => Ignored;
+    /// Replaces an API key.
+    RotateKey: Post "/api/v1/keys/{key}/rotate", Empty => Json;
+    /// Lists the users of the server.
+    ListUsers: Get "/api/v1/users", Empty => Json;
+    /// Sets the limits of a user.
+    SetUserLimits: Put "/api/v1/users/{user}/limits", Json => Ignored;
+    /// Shares a training run with other users.
+    ShareRun: Put "/api/v1/training_runs/{run_id}/share", Empty => Ignored;
+    /// Ends the sharing of a training run.
+    UnshareRun: Delete "/api/v1/training_runs/{run_id}/share", Empty => Ignored;
     /// Removes a model from memory, on servers of older protocols.
     UnloadModel: Post "/api/v1/unload_model", Json => SubmitResponse;
+    /// Makes the server refuse new work, before it is stopped.
+    StartDrain: Post "/api/v1/server/drain", Empty => Json;
+    /// Makes the server accept new work again.
+    CancelDrain: Delete "/api/v1/server/drain", Empty => Json;
+    /// Returns whether the server refuses new work, and what it still executes.
+    GetDrainStatus: Get "/api/v1/server/drain", Empty => Json;
+    /// Starts a backup of the data folder.
+    StartBackup: Post "/api/v1/server/backup", Json => Json;
+    /// Returns the status of the last backup.
+    GetBackupStatus: Get "/api/v1/server/backup", Empty => Json;
+    /// Returns the sizes of the files in the data folder.
+    GetDiskUsage: Get "/api/v1/server/disk_usage", Empty => Json;
 }
 
 impl Route {

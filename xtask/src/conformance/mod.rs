@@ -4,10 +4,11 @@
 //! Python environment under `target/conformance`. Afterwards the Rust client repeats a training run
 //! of the SDK on the same server and must get the same numbers. [`adapters`] checks that `peft`
 //! loads downloaded adapters and computes the same numbers, [`inference`] the packages `openai` and
-//! `anthropic`, and on request the evaluation harness `lm-eval`.
+//! `anthropic`, [`limits`] the limits of users, and on request the evaluation harness `lm-eval`.
 
 mod adapters;
 mod inference;
+mod limits;
 
 pub(crate) use adapters::{ModelServer, TinyModels, make_tiny_models, models_in};
 
@@ -89,6 +90,8 @@ pub(crate) fn run(args: &ConformanceArgs) -> Result<(), XtaskError> {
         check(&environment(run.sdk_version, torch)?, run, torch)?;
     }
     if args.selects(&RUNS[0]) {
+        let torch = RUNS[0].torch && !args.without_torch;
+        limits::check(&environment(RUNS[0].sdk_version, torch)?)?;
         inference::check(&newest_sdk())?;
     }
     let with_torch = RUNS.iter().find(|run| run.torch && args.selects(run));

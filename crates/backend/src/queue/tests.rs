@@ -13,8 +13,14 @@ fn queue() -> TestQueue {
 }
 
 fn request(model: &str, seq: u64) -> QueuedOperation<()> {
+    request_of("user", "session", model, seq)
+}
+
+fn request_of(user: &str, session: &str, model: &str, seq: u64) -> QueuedOperation<()> {
     let id = format!("{model}{seq}").into();
-    QueuedOperation { id, bytes: 10, starts: None, model: model.into(), seq, operation: () }
+    let account = Account { owner: user.to_owned().into(), session: session.into() };
+    let model = model.into();
+    QueuedOperation { id, bytes: 10, starts: None, account, model, seq, operation: () }
 }
 
 fn take_id(queue: &TestQueue) -> Option<String> {
@@ -146,4 +152,80 @@ fn dropping_a_model_returns_its_queued_requests() {
     assert_eq!(queue.drop_model(&"a".into()), ["a1"]);
     assert_eq!(queue.size(), (1, 10));
     assert_eq!(take_id(&queue).unwrap(), "b0");
+}
+
+/// Takes `count` requests. Returns the names of their models, whose first letter is the user.
+fn served(queue: &TestQueue, count: usize) -> Vec<String> {
+    let requests = (0..count).map(|_| queue.try_take(true).0.model_request.unwrap());
+    requests.map(|request| request.model.as_str().to_owned()).collect()
+}
+
+#[test]
+fn users_get_equal_shares_however_many_models_and_sessions_they_have() {
+    let queue = queue();
+    for model in 0..20 {
+        for seq in 0..10 {
+            let session = format!("session {}", model % 5);
+            assert!(queue.push(request_of("a", &session, &format!("a{model}"), seq)).is_ok());
+        }
+    }
+    for seq in 0..10 {
+        assert!(queue.push(request_of("b", "session", "b", seq)).is_ok());
+    }
+    let served = served(&queue, 20);
+    assert_eq!(served.iter().filter(|model| *model == "b").count(), 10);
+    let first: std::collections::HashSet<_> = served.iter().collect();
+    assert_eq!(first.len(), 11, "ten different models of a are served, and b: {served:?}");
+}
+
+#[test]
+fn a_large_pass_counts_for_more_than_a_small_one() {
+    let queue = queue();
+    for seq in 0..10 {
+        let large = QueuedOperation { bytes: 9 * REQUEST_COST, ..request_of("a", "s", "a", seq) };
+        let small = QueuedOperation { bytes: 0, ..request_of("b", "s", "b", seq) };
+        assert!(queue.push(large).is_ok() && queue.push(small).is_ok());
+    }
+    let served = served(&queue, 11);
+    assert_eq!(served.iter().filter(|model| *model == "a").count(), 1, "{served:?}");
+}
+
+#[test]
+fn a_user_whose_request_waits_for_a_missing_number_does_not_block_others() {
+    let queue = queue();
+    assert!(queue.push(request_of("a", "s", "a", 1)).is_ok());
+    assert!(queue.push(request_of("b", "s", "b", 0)).is_ok());
+    assert_eq!(served(&queue, 1), ["b"]);
+    assert!(queue.push(request_of("a", "s", "a", 0)).is_ok());
+    assert_eq!(served(&queue, 2), ["a", "a"]);
+    assert!(queue.lock().round_robin.is_empty());
+}
+
+#[test]
+fn later_requests_of_a_busy_model_wait_and_other_models_continue() {
+    let queue = queue();
+    for model in ["m", "n"] {
+        for seq in 0..2 {
+            assert!(queue.push(request(model, seq)).is_ok());
+        }
+    }
+    assert_eq!(take_id(&queue).unwrap(), "m0");
+    queue.hold(&"m".into(), 10);
+    assert_eq!(queue.size(), (4, 40), "the held request still counts");
+    let others: Vec<_> = std::iter::from_fn(|| take_id(&queue)).collect();
+    assert_eq!(others, ["n0", "n1"]);
+    queue.release(&"m".into(), 10);
+    assert_eq!(take_id(&queue).unwrap(), "m1");
+    assert_eq!(queue.size(), (0, 0));
+}
+
+#[test]
+fn a_model_that_was_dropped_while_busy_can_be_released() {
+    let queue = queue();
+    assert!(queue.push(request("m", 0)).is_ok());
+    assert_eq!(take_id(&queue).unwrap(), "m0");
+    queue.hold(&"m".into(), 10);
+    assert!(queue.drop_model(&"m".into()).is_empty());
+    queue.release(&"m".into(), 10);
+    assert_eq!(queue.size(), (0, 0));
 }

@@ -136,7 +136,7 @@ async fn login(
 async fn ask_key(context: &mut CommandContext<'_>) -> Result<Option<String>, CommandError> {
     let url = format!("{CONSOLE}/keys?new_key=true&key_name=tinker-cli-{}", host_name());
     let link = context.link(&url);
-    context.prompt(&format!("Create an API Key: {link}\n\n"));
+    context.styled_prompt(&format!("Create an API Key: {link}\n\n"));
     let echo = context.prompt_writer();
     let typed = context.environment.input.clone().secret("Paste your API key: ", echo).await;
     context.prompt("\n");
@@ -191,7 +191,7 @@ async fn logout(
              API key organization: {shown}\nDelete api key here: {}",
             context.link_in_result(&page)
         );
-        return context.text(&text, &json(false));
+        return context.styled_text(&text, &json(false));
     }
     // A login created this key for the command line alone, so it is deleted on the server too.
     reject_local(context)?;

@@ -1,13 +1,14 @@
 //! `tinkex dashboard` and `tinkex ui`: the dashboard in the browser.
 
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use bytes::Bytes;
 use clap::Args;
 use serde_json::json;
+use tinkex::{Env, HttpService as _, Lane, Network};
 use tinkex_runs::RunFolder;
 use tinkex_server::FolderDashboard;
 
@@ -86,7 +87,10 @@ pub(super) async fn run(
         }
         ProbeResult::Unavailable => return Err(not_running()),
     }
-    let url = match request_code(&info) {
+    if !info.needs_key() {
+        return show(context, &info.url, args.no_open);
+    }
+    let url = match request_code(&info).await {
         Ok(code) => format!("{}/?code={code}", info.url),
         Err(reason) => {
             let message = format!("cannot get access to the dashboard of {}: {reason}", info.url);
@@ -156,24 +160,19 @@ fn open_browser(context: &CommandContext<'_>, url: &str) -> bool {
 }
 
 /// Asks the server for a code that gives a browser access.
-fn request_code(info: &ServerInfo) -> Result<String, String> {
-    let failed = |error: std::io::Error| error.to_string();
+async fn request_code(info: &ServerInfo) -> Result<String, String> {
+    let failed = |error: &dyn std::error::Error| error.to_string();
     let key = info.key().map_err(|error| error.to_string())?;
-    let host = info.url.strip_prefix("http://").unwrap_or(&info.url);
-    let mut stream = TcpStream::connect(host).map_err(failed)?;
-    stream.set_read_timeout(Some(TIMEOUT)).map_err(failed)?;
-    stream.set_write_timeout(Some(TIMEOUT)).map_err(failed)?;
-    let request = format!(
-        "POST /ui/api/code HTTP/1.1\r\nhost: {host}\r\nx-api-key: {key}\r\n\
-         content-length: 0\r\nconnection: close\r\n\r\n"
-    );
-    stream.write_all(request.as_bytes()).map_err(failed)?;
-    let mut response = String::new();
-    stream.take(64 << 10).read_to_string(&mut response).map_err(failed)?;
-    let (head, body) = response.split_once("\r\n\r\n").unwrap_or((&response, ""));
-    let document: serde_json::Value = serde_json::from_str(body).unwrap_or_default();
+    let network = Network::new(&Env::empty()).map_err(|error| failed(&error))?;
+    let request = http::Request::post(format!("{}/ui/api/code", info.url))
+        .header("x-api-key", key)
+        .body(Bytes::new())
+        .map_err(|error| failed(&error))?;
+    let response = network.send(Lane::Config, request, TIMEOUT).await;
+    let response = response.map_err(|error| failed(&error))?;
+    let document: serde_json::Value = serde_json::from_slice(response.body()).unwrap_or_default();
     match document["code"].as_str() {
         Some(code) => Ok(code.to_owned()),
-        None => Err(head.lines().next().unwrap_or("the response is empty").to_owned()),
+        None => Err(format!("the server responded with {}", response.status())),
     }
 }

@@ -12,6 +12,7 @@ mod eval;
 mod export;
 mod generate;
 mod import;
+mod key;
 mod logprobs;
 mod model;
 mod plot;
@@ -22,12 +23,14 @@ mod run;
 mod sample;
 mod save;
 mod serve;
+mod server;
 mod session;
 mod tokenizer;
 mod trace;
 mod train;
 mod training;
 mod training_details;
+mod user;
 mod weights;
 
 use clap::Subcommand;
@@ -50,8 +53,8 @@ pub(crate) const GROUPS: &[(&str, &[&str])] = &[
         &["quickstart", "train", "rl", "chat", "sample", "serve", "dashboard", "ui"],
     ),
     ("Models and text", &["model", "eval", "logprobs", "tokenizer"]),
-    ("Resources on the server", &["run", "checkpoint", "export", "import", "session"]),
-    ("Account", &["auth", "billing", "audit"]),
+    ("Resources on the server", &["run", "checkpoint", "export", "import", "session", "server"]),
+    ("Account", &["auth", "key", "user", "billing", "audit"]),
     ("Setup", &["doctor", "config", "completions", "man", "version", "help"]),
 ];
 
@@ -69,7 +72,7 @@ pub(crate) enum CliCommand {
     /// Generate text with a base model or a checkpoint
     Sample(Box<sample::SampleArgs>),
     /// Run a Tinker API server on this machine
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// Open the dashboard of the server on this machine
     Dashboard(dashboard::DashboardArgs),
     /// Show run folders in the browser
@@ -111,9 +114,18 @@ Examples:
     /// Show and search sessions
     #[command(subcommand, arg_required_else_help = true)]
     Session(session::SessionCommand),
+    /// Administer a server: drain it, back it up, verify its data folder
+    #[command(subcommand, arg_required_else_help = true)]
+    Server(server::ServerCommand),
     /// Log in and out, and manage stored API keys
     #[command(subcommand, arg_required_else_help = true)]
     Auth(auth::AuthCommand),
+    /// Create, list and revoke the API keys of a tinkex server
+    #[command(subcommand, arg_required_else_help = true)]
+    Key(key::KeyCommand),
+    /// Show the users of a tinkex server, and limit them
+    #[command(subcommand, arg_required_else_help = true)]
+    User(user::UserCommand),
     /// Show usage and costs
     #[command(subcommand, arg_required_else_help = true)]
     Billing(billing::BillingCommand),
@@ -227,6 +239,9 @@ pub(crate) async fn run(
         CliCommand::Import(args) => import::run(context, args).await?,
         CliCommand::Export(args) => Box::pin(export::run(context, args)).await?,
         CliCommand::Session(command) => session::run(context, command).await?,
+        CliCommand::Server(command) => return server::run(context, command).await,
+        CliCommand::Key(command) => key::run(context, command).await?,
+        CliCommand::User(command) => user::run(context, command).await?,
         CliCommand::Billing(command) => billing::run(context, command).await?,
         CliCommand::Audit(command) => audit::run(context, command).await?,
         CliCommand::Sample(args) => Box::pin(sample::run(context, *args)).await?,
@@ -234,7 +249,7 @@ pub(crate) async fn run(
         CliCommand::Logprobs(args) => logprobs::run(context, args).await?,
         CliCommand::Tokenizer(command) => tokenizer::run(context, command).await?,
         CliCommand::Doctor(_) => return doctor::run(context).await,
-        CliCommand::Serve(args) => return serve::run(context, args).await,
+        CliCommand::Serve(args) => return serve::run(context, *args).await,
         CliCommand::Dashboard(args) => dashboard::run(context, args).await?,
         CliCommand::Ui(args) => return dashboard::run_folders(context, args).await,
         CliCommand::Completions(_) | CliCommand::Man(_) | CliCommand::Version => {}

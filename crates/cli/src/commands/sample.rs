@@ -14,6 +14,7 @@ use crate::args::{positive, whole_number};
 use crate::context::CommandContext;
 use crate::error::CommandError;
 use crate::format;
+use crate::output::to_json_line;
 use crate::table::Table;
 
 use super::prompt::{PromptArgs, PromptSource};
@@ -195,11 +196,7 @@ pub(super) async fn run(
         if count > 1 {
             context.notice(&format!("--- sample {} of {count}", at + 1));
         }
-        let text = text_or_ids(sequence);
-        // Control characters must not reach a terminal. Files and pipes get the text unchanged.
-        let terminal = context.environment.terminals.out.is_some();
-        let text = if terminal { format::escape_controls_in_lines(&text) } else { text };
-        context.write(&format!("{text}\n"))?;
+        context.write_text(&(text_or_ids(sequence) + "\n"))?;
     }
     Ok(())
 }
@@ -210,24 +207,17 @@ async fn print_stream(
     mut stream: SampleStream,
     has_text: bool,
 ) -> Result<(), CommandError> {
-    // Control characters must not reach a terminal. Files and pipes get the text unchanged.
-    let terminal = context.environment.terminals.out.is_some();
     let mut separator = "";
     while let Some(token) = stream.next().await {
         let StreamedToken { token, text, logprob, stop_reason, .. } = token?;
-        let shown = if context.is_json() {
+        if context.is_json() {
             let stop_reason = stop_reason.map(StopReason::as_str);
             let line = TokenReport { token, text: &text, logprob, stop_reason };
-            serde_json::to_string(&line).unwrap_or_default() + "\n"
+            context.write(&to_json_line(&line)?)?;
         } else if !has_text {
-            format!("{}{token}", std::mem::replace(&mut separator, ","))
-        } else if terminal {
-            format::escape_controls_in_lines(&text)
-        } else {
-            text
-        };
-        if !shown.is_empty() {
-            context.write(&shown)?;
+            context.write(&format!("{}{token}", std::mem::replace(&mut separator, ",")))?;
+        } else if !text.is_empty() {
+            context.write_text(&text)?;
         }
     }
     if context.is_json() { Ok(()) } else { context.write("\n") }

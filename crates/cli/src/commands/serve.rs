@@ -1,6 +1,9 @@
 //! `tinkex serve`: a Tinker API server on this machine.
 
+mod network;
+
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -10,9 +13,11 @@ use std::time::Duration;
 use clap::Args;
 use futures_util::future::{Either, select};
 use serde_json::json;
+use tinkex_files::read_private_file;
 use tinkex_gateway::UpstreamServer;
 use tinkex_server::{
-    BUILT_IN, HistoryOptions, MemorySize, PendingOnStart, QuantizeRule, ServerLimits, ServerOptions,
+    BUILT_IN, HistoryOptions, MemorySize, PendingOnStart, QuantizeRule, ServerHealth, ServerLimits,
+    ServerOptions,
 };
 
 use crate::args::{duration, number_between, positive, whole_number};
@@ -26,6 +31,8 @@ use crate::local::{self, KeyFile, ServerInfo};
 use crate::local_models::{LocalModels, StartedServer, start_server};
 use crate::log::{LogFormat, LogLevel, ServerLog};
 use crate::startup_error::{Starter, startup_error};
+
+use network::NetworkArgs;
 
 /// Arguments of `tinkex serve`.
 #[derive(Debug, Args)]
@@ -41,7 +48,8 @@ Examples:
   tinkex serve --model Qwen/Qwen3-0.6B=models/qwen3   serve a Hugging Face model folder
   tinkex serve --model qwen=qwen3-0.6b-q4_k_m.gguf    serve a GGUF file
   tinkex serve --upstream http://gpu-box:8000         serve the models of another server, durably
-  tinkex serve --host 0.0.0.0                         accept requests from other machines
+  tinkex serve --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+                                                      accept requests from other machines
 
 In a script, on any free port:
   tinkex serve --port 0 >url 2>log &
@@ -74,6 +82,8 @@ pub(crate) struct ServeArgs {
     /// Disable extensions of the protocol that older clients may not support
     #[arg(long, help_heading = "Network")]
     plain: bool,
+    #[command(flatten)]
+    network: NetworkArgs,
     /// Serve a Hugging Face model folder or GGUF file under a name; repeatable
     #[arg(
         long = "model",
@@ -195,9 +205,27 @@ pub(crate) struct ServeArgs {
         help_heading = "Data"
     )]
     snapshot_after: Duration,
+    /// Time for which a server that is stopped refuses new work and finishes the inference requests
+    /// that run; other requests continue after the next start
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "5s",
+        value_parser = duration,
+        help_heading = "Data"
+    )]
+    drain_timeout: Duration,
     /// Do not save the unsaved models of sessions that expire
     #[arg(long, help_heading = "Data")]
     no_autosave: bool,
+    /// Keep only this many checkpoints of each run and kind; published checkpoints and those with a
+    /// time to live are kept [default: all]
+    #[arg(long, value_name = "N", value_parser = positive::<usize>, help_heading = "Data")]
+    keep_checkpoints: Option<usize>,
+    /// Delete runs that were not used for this time, such as 90d, with their checkpoints, unless one
+    /// is published or has a time to live [default: never]
+    #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Data")]
+    run_ttl: Option<Duration>,
     /// Fail pending requests at the start: those whose base model is missing, which otherwise
     /// prevents the start, or all [default: missing]
     #[arg(
@@ -304,11 +332,7 @@ fn add_upstreams(
         let key = match file {
             Some((_, path)) => {
                 let path = context.environment.path(path);
-                let text = std::fs::read_to_string(&path).map_err(|error| {
-                    let path = path.display();
-                    CommandError::usage(format!("--upstream-key-file: cannot read {path}: {error}"))
-                })?;
-                Some(text.trim().to_owned().into())
+                Some(read_upstream_key(&path)?.into())
             }
             None => None,
         };
@@ -324,6 +348,29 @@ fn add_upstreams(
     options.checkpoint_every = args.checkpoint_every;
     options.timeouts.upstream = Duration::from_secs(args.upstream_timeout);
     Ok(options)
+}
+
+/// Maximum size of a file with the key of an upstream, in bytes.
+const MAX_UPSTREAM_KEY: u64 = 64 << 10;
+
+/// Reads the key of an upstream, from a file that only its owner can access.
+fn read_upstream_key(path: &Path) -> Result<String, CommandError> {
+    // A mounted secret is often a symbolic link. The owner and the mode of the file that it names
+    // count.
+    let read = path.canonicalize().and_then(|path| read_private_file(path, MAX_UPSTREAM_KEY));
+    let text =
+        read.and_then(|bytes| String::from_utf8(bytes).map_err(|_| ErrorKind::InvalidData.into()));
+    let text = text.map_err(|error| {
+        let shown = path.display();
+        let message = format!("--upstream-key-file: cannot read {shown}: {error}");
+        let failure = CommandError::usage(message);
+        match error.kind() {
+            ErrorKind::PermissionDenied => failure
+                .hint(format!("Restrict the file to the user of the server: chmod 600 {shown}")),
+            _ => failure,
+        }
+    })?;
+    Ok(text.trim().to_owned())
 }
 
 /// Minimum length of an API key, in bytes, if other machines can reach the server.
@@ -357,6 +404,7 @@ pub(super) async fn run(
     let first_alias = args.aliases.first().map(|(name, _)| name.clone());
     options.aliases = args.aliases;
     options.allow_origins = args.allow_origins;
+    args.network.apply(context.environment, &mut options);
     options.hub_cache = match args.hub_cache {
         Some(folder) => Some(context.environment.path(&folder)),
         None if args.no_hub_cache => None,
@@ -367,6 +415,9 @@ pub(super) async fn run(
     options = args.quantize.into_iter().fold(options, ServerOptions::quantize_rule);
     options.raw_logprobs = args.raw_logprobs;
     options.timeouts.snapshot_after = args.snapshot_after;
+    options.timeouts.drain = args.drain_timeout;
+    options.keep_checkpoints = args.keep_checkpoints;
+    options.run_ttl = args.run_ttl;
     options.autosave_on_expiry = !args.no_autosave;
     options.pending_on_start = args.fail_pending.unwrap_or_default();
     options.limits = ServerLimits::for_this_process();
@@ -394,15 +445,16 @@ pub(super) async fn run(
         started.map_err(|error| startup_error(&error, Starter::Serve))?;
     let info = ServerInfo::new(&server, true, key_file.clone()).with_models(models);
     info.write(&data)?;
-    let url = info.url.as_str();
     let models = server.models();
+    let public_url = server.public_url();
+    let url = public_url.as_str();
     let ready = json!({
-        "base_url": url, "openai_base_url": openai_url(url),
+        "base_url": info.url, "public_url": url, "openai_base_url": openai_url(url),
         "anthropic_base_url": anthropic_url(url),
         "api_key_file": key_file.as_ref().map(KeyFile::path),
         "models": models, "data_dir": data, "pid": info.pid,
     });
-    context.text(url, &ready)?;
+    context.text(&info.url, &ready)?;
     let notice = |context: &mut CommandContext<'_>, text: &str| {
         // A JSON log must not be mixed with text.
         if json_log {
@@ -429,7 +481,19 @@ pub(super) async fn run(
     notice(context, &format!("to try it: {curl}"));
 
     let interrupt = context.environment.interrupt.clone();
-    if let Either::Right(_) = select(pin!(interrupt.pressed(1)), pin!(server.broken())).await {
+    let broken = match select(pin!(interrupt.pressed(1)), pin!(server.broken())).await {
+        Either::Left(_) => None,
+        Either::Right((health, _)) => Some(health),
+    };
+    if broken == Some(ServerHealth::Superseded) {
+        // The file with the address belongs to the other server.
+        return Err(CommandError::new(
+            Exit::Rejected,
+            "the server stopped: another server has taken over its data folder",
+        )
+        .hint("Accepted requests are not lost: the other server executes them."));
+    }
+    if broken.is_some() {
         info.remove(&data);
         return Err(CommandError::new(
             Exit::Failed,

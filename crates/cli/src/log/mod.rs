@@ -11,6 +11,7 @@ mod connection_notices;
 mod event_fields;
 
 use std::fmt;
+use std::io;
 
 use clap::ValueEnum;
 use tinkex::Env;
@@ -20,14 +21,14 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::{Targets, filter_fn};
 use tracing_subscriber::fmt::format::Writer;
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::args::{Globals, OutputFormat};
-use crate::console::Console;
+use crate::console::{Console, LogWriter};
 use crate::environment::{Environment, LogScope};
-use crate::format::escape_controls;
+use crate::format::{escape_controls, escape_controls_except, escape_controls_in_json};
 use crate::style::Style;
 
 use connection_notices::{ConnectionNotices, Notices};
@@ -89,7 +90,8 @@ pub(crate) fn install(
     if let Some(server) = server {
         let default = if globals.quiet { LevelFilter::WARN } else { LevelFilter::INFO };
         let level = server.level.map_or_else(|| requested.unwrap_or(default), Into::into);
-        let events = tracing_subscriber::fmt::layer().with_writer(console.clone());
+        let writer = EscapedLog { console: console.clone(), server };
+        let events = tracing_subscriber::fmt::layer().with_writer(writer);
         let filter = own_targets(level);
         return match server.format {
             LogFormat::Json => {
@@ -172,6 +174,46 @@ fn requested_level(variables: &Env, globals: &Globals) -> Option<LevelFilter> {
 /// crates: HTTP libraries log every frame.
 fn own_targets(level: LevelFilter) -> Targets {
     Targets::new().with_default(level.min(LevelFilter::WARN)).with_target("tinkex", level)
+}
+
+/// Writer of the server's log, which has text of clients. Escapes terminal controls.
+struct EscapedLog {
+    console: Console,
+    server: ServerLog,
+}
+
+/// Writer of one event of the server's log.
+struct EscapedEvent {
+    console: LogWriter,
+    server: ServerLog,
+}
+
+impl MakeWriter<'_> for EscapedLog {
+    type Writer = EscapedEvent;
+
+    fn make_writer(&self) -> EscapedEvent {
+        EscapedEvent { console: self.console.make_writer(), server: self.server }
+    }
+}
+
+impl io::Write for EscapedEvent {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let text = String::from_utf8_lossy(bytes);
+        let escaped = match self.server.format {
+            LogFormat::Json => escape_controls_in_json(&text),
+            // `tracing-subscriber` has escaped the escape character in messages and fields; the
+            // others are its own colors.
+            LogFormat::Text => escape_controls_except(&text, |letter| {
+                matches!(letter, '\n' | '\t') || self.server.colors && letter == '\u{1b}'
+            }),
+        };
+        self.console.write_all(escaped.as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.console.flush()
+    }
 }
 
 /// Formats an event as `level: message field=value`, with control characters escaped.

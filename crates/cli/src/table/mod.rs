@@ -5,7 +5,7 @@ mod fit;
 
 use unicode_width::UnicodeWidthStr as _;
 
-use crate::format::escape_controls;
+use crate::format::{escape_controls, escape_controls_in_lines};
 use crate::style::{BOLD, BRIGHT_CYAN, ITALIC, Style};
 
 pub(crate) use cell::TableCell;
@@ -218,13 +218,17 @@ impl Table {
     }
 
     /// Renders comma-separated values with a header (RFC 4180). Times and sizes are values, not the
-    /// texts of the table.
+    /// texts of the table. Terminal controls are escaped, and an apostrophe precedes a text that a
+    /// spreadsheet would execute as a formula.
     pub(crate) fn csv(&self) -> String {
         let quote = |cell: &str| {
-            if cell.contains(['"', ',', '\r', '\n']) {
+            let is_formula = cell.starts_with(['=', '+', '-', '@']) && cell.parse::<f64>().is_err();
+            let start = if is_formula { "'" } else { "" };
+            let cell = format!("{start}{}", escape_controls_in_lines(cell));
+            if cell.contains(['"', ',', '\n', '\t']) {
                 format!("\"{}\"", cell.replace('"', "\"\""))
             } else {
-                cell.to_owned()
+                cell
             }
         };
         let headers = self.headers.iter().map(|header| quote(header)).collect::<Vec<_>>();
@@ -372,6 +376,19 @@ mod tests {
         let text = table().render(Style { colors: true, width: None });
         assert!(text.contains("\u{1b}[96mfirst\u{1b}[0m"), "{text}");
         assert!(!table().render(Style { colors: false, width: None }).contains('\u{1b}'));
+    }
+
+    #[test]
+    fn csv_has_neither_terminal_controls_nor_formulas() {
+        let mut table = Table::new(["Name", "Value"]);
+        table.row(["=HYPERLINK(\"http://example.com\")", "-1.5"]);
+        table.row(["@SUM(1)", "+1e-3"]);
+        table.row(["-cmd|' /C calc'!A0", "a\u{1b}[2J\u{202e}b"]);
+        assert_eq!(
+            table.csv(),
+            "Name,Value\r\n\"'=HYPERLINK(\"\"http://example.com\"\")\",-1.5\r\n'@SUM(1),+1e-3\r\n\
+             '-cmd|' /C calc'!A0,a\\u{1b}[2J\\u{202e}b\r\n"
+        );
     }
 
     #[test]

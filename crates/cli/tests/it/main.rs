@@ -34,6 +34,9 @@ mod scripted_cli;
 mod scripted_server;
 #[cfg(unix)]
 mod serve;
+mod server_check;
+#[cfg(unix)]
+mod server_commands;
 mod sink;
 mod snapshots;
 #[cfg(unix)]

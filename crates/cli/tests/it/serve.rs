@@ -28,7 +28,8 @@ impl ServeProcess {
             .unwrap();
         let mut url = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
-        assert!(url.starts_with("http://127.0.0.1:"), "{url}");
+        let is_local = ["http://127.0.0.1:", "https://"].iter().any(|start| url.starts_with(start));
+        assert!(is_local, "{url}");
         let err = child.stderr.take().map(BufReader::new);
         Self { url: url.trim_end().to_owned(), child, err }
     }
@@ -335,4 +336,82 @@ async fn the_request_that_quickstart_prints_works() {
     assert_eq!(answer["model"], "pirate", "{answer}");
     assert!(answer["choices"][0]["message"]["content"].is_string(), "{answer}");
     serving.kill();
+}
+
+#[tokio::test]
+async fn options_for_a_network_are_checked_and_used() {
+    let sandbox = Sandbox::new();
+    let missing = sandbox.run("serve --port 0 --tls-cert cert.pem").await;
+    missing.fails(2, &["--tls-key"]);
+    let unknown = sandbox.run("serve --port 0 --tls-cert cert.pem --tls-key key.pem").await;
+    unknown.fails(1, &["cannot use TLS", "cert.pem: No such file", "hint: Pass PEM files"]);
+    sandbox.run("serve --public-url tinkex.example.com").await.fails(2, &["expected a URL"]);
+    sandbox.run("serve --public-url https://a.example/b").await.fails(2, &["must not have a path"]);
+    sandbox.run("serve --trusted-proxy example.com").await.fails(2, &["expected an IP address"]);
+    let options = ["--port", "0", "--public-url", "https://tinkex.example.com"];
+    let mut serving = ServeProcess::start(&sandbox, &options);
+    let dashboard = serving.line_of_log("dashboard: ");
+    assert!(dashboard.starts_with("https://tinkex.example.com/?code="), "{dashboard}");
+    let export = serving.line_of_log("to use it: ");
+    assert!(export.contains("TINKER_BASE_URL=https://tinkex.example.com "), "{export}");
+    // Commands on this machine do not need the proxy.
+    sandbox.run(SAMPLE).await.ok();
+    serving.end();
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn the_key_of_an_upstream_must_not_be_readable_by_others() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let sandbox = Sandbox::new();
+    sandbox.write("upstream.key", "tml-of-the-upstream\n");
+    let mode = |mode| {
+        let permissions = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(sandbox.path("upstream.key"), permissions).unwrap();
+    };
+    // The upstream does not respond, which does not prevent the start.
+    let upstream = "http://127.0.0.1:9";
+    let line = format!("serve --port 0 --upstream {upstream} --upstream-key-file upstream.key");
+    for readable in [0o644, 0o640, 0o604] {
+        mode(readable);
+        let failed = sandbox.run(&line).await;
+        let failed =
+            failed.fails(2, &["--upstream-key-file", "other users can access", "chmod 600"]);
+        assert!(!failed.err.contains("of-the-upstream"), "{}", failed.err);
+    }
+    mode(0o600);
+    let options = ["--port", "0", "--upstream", upstream, "--upstream-key-file", "upstream.key"];
+    ServeProcess::start(&sandbox, &options).end();
+}
+
+/// Commands on this machine use a server with TLS by its public URL.
+#[tokio::test]
+async fn a_server_with_tls_is_used_by_other_commands() {
+    let sandbox = Sandbox::new();
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    sandbox.write("cert.pem", &made.cert.pem());
+    let key = tinkex_files::AtomicWrite::new(sandbox.path("key.pem")).owner_only();
+    key.write(made.signing_key.serialize_pem()).unwrap();
+    // The public URL has the port, so choose a port that is free now.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free.to_string();
+    let url = format!("https://localhost:{port}");
+    let tls = ["--tls-cert", "cert.pem", "--tls-key", "key.pem", "--public-url", &url];
+    let options = [&["--port", &port][..], &tls].concat();
+    let serving = ServeProcess::start(&sandbox, &options);
+    assert_eq!(serving.url, url);
+    // The authority of the certificate is in the environment of the process.
+    let ran = |arguments: &[&str]| {
+        let mut command = program(&sandbox);
+        let ran = command.args(arguments).env("SSL_CERT_FILE", sandbox.path("cert.pem"));
+        let output = ran.output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{error}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let dashboard = ran(&["dashboard", "--no-open"]);
+    assert!(dashboard.starts_with(&format!("{url}/?code=")), "{dashboard}");
+    ran(&SAMPLE.split(' ').collect::<Vec<_>>());
+    serving.end();
 }

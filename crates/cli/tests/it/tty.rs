@@ -340,3 +340,56 @@ fn samples_held_by_a_rate_limit_are_reported_on_a_terminal() {
     assert_ne!(code, 0, "{shown}");
     assert!(shown.contains("retrying now (429)"), "{shown}");
 }
+
+/// Text of a server that clears the screen and shows other text in another order.
+const SPOOFED: &str = "a\u{1b}[2J\u{9b}2J\u{202e}exe.txt";
+/// The same text on a terminal.
+const ESCAPED: &str = "a\\u{1b}[2J\\u{9b}2J\\u{202e}exe.txt";
+
+#[test]
+fn text_of_a_server_cannot_control_the_terminal() {
+    let mut runs: Value = serde_json::from_str(&two_runs()).unwrap();
+    runs["replies"][0]["body"]["training_runs"][0]["base_model"] = SPOOFED.into();
+    let failure = json!({"base_url": "http://a.test", "replies": [
+        {"method": "GET", "path": "/api/v1/training_runs", "status": 400,
+         "body": {"detail": SPOOFED}},
+    ]});
+    for (replies, arguments) in [
+        (&runs, &["run", "list"][..]),
+        (&runs, &["run", "list", "-f", "csv"]),
+        (&runs, &["run", "list", "-f", "plain"]),
+        (&failure, &["run", "list"]),
+    ] {
+        let home = tempfile::tempdir().unwrap();
+        let server = TcpServer::start(&replies.to_string(), None);
+        let url = server.url();
+        let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
+        let (_, shown) = Terminal::start(arguments, env, home.path(), 250).end();
+        assert!(shown.contains(ESCAPED), "{arguments:?}: {shown:?}");
+        for control in ["\u{1b}[2J", "\u{9b}", "\u{202e}"] {
+            assert!(!shown.contains(control), "{arguments:?}: {shown:?}");
+        }
+    }
+    // JSON has the same text with escapes.
+    let home = tempfile::tempdir().unwrap();
+    let server = TcpServer::start(&runs.to_string(), None);
+    let url = server.url();
+    let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
+    let (_, shown) = Terminal::start(&["run", "list", "--json"], env, home.path(), 250).end();
+    assert!(shown.contains("a\\u001b[2J\\u009b2J\\u202eexe.txt"), "{shown:?}");
+}
+
+/// A terminal gets the text of a model without its escape sequences; a pipe gets it verbatim.
+#[tokio::test]
+async fn decoded_text_cannot_control_the_terminal() {
+    let sandbox = crate::sandbox::Sandbox::new();
+    let text = "one\n\ttwo \u{1b}[2J\u{202e}x";
+    let args = ["tokenizer", "encode", "tinkex/tiny", text, "--format", "plain"];
+    let ids = sandbox.run_args(args).await.ok().out;
+    let line = format!("tokenizer decode tinkex/tiny {}", ids.trim());
+    assert_eq!(sandbox.run(&line).await.ok().out, format!("{text}\n"));
+    let (code, shown) = Terminal::start_in(&sandbox, 80, &line).end();
+    assert_eq!(code, 0, "{shown}");
+    assert!(!shown.contains("\u{1b}[2J") && !shown.contains('\u{202e}'), "{shown:?}");
+    assert!(shown.contains("\ttwo \\u{1b}[2J\\u{202e}x"), "{shown:?}");
+}

@@ -8,10 +8,11 @@ use std::time::Duration;
 #[cfg(feature = "export")]
 use tinkex_wire::rest::AdapterImported;
 use tinkex_wire::rest::{
-    AccessScope, AuditLog, AuditLogRequest, BillingUsage, Checkpoint, CheckpointPage,
-    ExternalWeightsUrls, ListSessions, ListTrainingRuns, ListUserCheckpoints, SamplerInfo,
-    SearchSessions, SessionInfo, SessionPage, SessionSearchPage, SessionSummary, StorageUsage,
-    StorageUsageRequest, TrainingRun, TrainingRunPage,
+    AccessScope, AuditLog, AuditLogRequest, BackupStatus, BillingUsage, Checkpoint, CheckpointPage,
+    CreateKey, DiskUsage, DrainStatus, ExternalWeightsUrls, KeyCreated, KeyList, ListSessions,
+    ListTrainingRuns, ListUserCheckpoints, SamplerInfo, SearchSessions, SessionInfo, SessionPage,
+    SessionSearchPage, SessionSummary, StorageUsage, StorageUsageRequest, TrainingRun,
+    TrainingRunPage, UserLimits, UserList,
 };
 use tinkex_wire::{
     ApiKeyInfo, Datum, Logprobs, ModelId, ModelInfo, ModelInput, OptimParams, SampleResponse,
@@ -411,4 +412,16 @@ delegate! { AdminClient:
     wait get_billing_usage(starting_on: Timestamp, ending_before: Timestamp) -> BillingUsage;
     wait get_checkpoint_storage(query: &StorageUsageRequest) -> StorageUsage;
     wait get_audit_log(query: &AuditLogRequest) -> AuditLog;
+    wait create_key(request: &CreateKey) -> KeyCreated;
+    wait list_keys() -> KeyList;
+    wait revoke_key(key: impl Into<String>) -> ();
+    wait rotate_key(key: impl Into<String>) -> KeyCreated;
+    wait list_users() -> UserList;
+    wait set_user_limits(user: impl Into<String>, limits: UserLimits) -> ();
+    wait start_drain() -> DrainStatus;
+    wait cancel_drain() -> DrainStatus;
+    wait get_drain_status() -> DrainStatus;
+    wait start_backup(id: &str, folder: &str) -> BackupStatus;
+    wait get_backup_status() -> BackupStatus;
+    wait get_disk_usage() -> DiskUsage;
 }

@@ -13,7 +13,6 @@ use tinkex_wire::Datum;
 
 use crate::error::{Error, ErrorKind, Result};
 
-use super::train::encode;
 use super::{Chat, Message, TrainOn, TrainingExample};
 
 /// Maximum length of a line in bytes.
@@ -114,6 +113,7 @@ impl<R: BufRead> JsonlReader<R> {
     /// no limit.
     pub fn max_tokens(mut self, max: usize, too_long: TooLong) -> Self {
         self.limit = Some((max, too_long));
+        self.chat = self.chat.max_example_tokens(max);
         self
     }
 
@@ -264,7 +264,7 @@ impl Chat {
             text.push_str(end);
         }
         let learned = prompt.len()..text.len();
-        encode(&self.tokenizer, &text, &[learned], true)
+        self.encode(&text, &[learned], true)
     }
 }
 

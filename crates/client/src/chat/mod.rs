@@ -40,6 +40,8 @@ pub use train::{TrainOn, TrainingExample};
 pub struct Chat {
     tokenizer: Tokenizer,
     format: ChatFormat,
+    /// Number of tokens beyond which the text of an example is not encoded; `None` is no limit.
+    max_tokens: Option<usize>,
 }
 
 impl Tokenizer {
@@ -58,7 +60,7 @@ impl Tokenizer {
                 "the model has no chat template; using a plain format"
             );
         }
-        Ok(Chat { tokenizer: self.clone(), format })
+        Ok(Chat { tokenizer: self.clone(), format, max_tokens: None })
     }
 
     /// Returns a formatter with a named chat template, for models that have several.
@@ -68,7 +70,7 @@ impl Tokenizer {
     /// the template is malformed.
     pub fn chat_named(&self, name: &str) -> Result<Chat> {
         let format = self.inner().chat_named(name).map_err(text_error)?;
-        Ok(Chat { tokenizer: self.clone(), format })
+        Ok(Chat { tokenizer: self.clone(), format, max_tokens: None })
     }
 
     /// Returns whether the model has a chat template.
@@ -85,7 +87,7 @@ impl Chat {
     /// [`ErrorKind::Decode`] if the template is malformed.
     pub fn with_template(tokenizer: &Tokenizer, source: &str) -> Result<Self> {
         let format = ChatFormat::with_template(tokenizer.inner(), source).map_err(text_error)?;
-        Ok(Self { tokenizer: tokenizer.clone(), format })
+        Ok(Self { tokenizer: tokenizer.clone(), format, max_tokens: None })
     }
 
     /// Sets the tools that the model may call, in the form that its template expects: often a list
@@ -120,6 +122,15 @@ impl Chat {
     #[must_use]
     pub fn date(mut self, now: SystemTime) -> Self {
         self.format = self.format.date(now);
+        self
+    }
+
+    /// Encodes only as much of the text of an example as is needed to find that it has more than
+    /// `max` tokens: encoding needs hundreds of bytes of memory per byte of text.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn max_example_tokens(mut self, max: usize) -> Self {
+        self.max_tokens = Some(max);
         self
     }
 

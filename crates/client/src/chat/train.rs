@@ -6,7 +6,7 @@ use std::ops::Range;
 use tinkex_wire::{Datum, Tokens};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::tokenizer::{Tokenizer, text_error};
+use crate::tokenizer::text_error;
 
 use super::{Chat, Message};
 
@@ -122,20 +122,29 @@ impl Chat {
     /// `learned` are the indices of the messages to train on, in ascending order.
     fn example(&self, messages: &[Message], learned: &[usize]) -> Result<TrainingExample> {
         let located = self.format.assistant_spans(messages, learned).map_err(text_error)?;
-        encode(&self.tokenizer, &located.text, &located.spans, false)
+        self.encode(&located.text, &located.spans, false)
     }
-}
 
-/// Encodes a text with weight 1 within `spans`, which must be in order and not overlap.
-pub(crate) fn encode(
-    tokenizer: &Tokenizer,
-    text: &str,
-    spans: &[Range<usize>],
-    add_special_tokens: bool,
-) -> Result<TrainingExample> {
-    let tokens =
-        tokenizer.inner().encode_spans(text, spans, add_special_tokens).map_err(text_error)?;
-    let weights = tokens.iter().map(|(_, learned)| f32::from(u8::from(*learned))).collect();
-    let tokens: Vec<u32> = tokens.into_iter().map(|(id, _)| id).collect();
-    Ok(TrainingExample { tokens: tokens.into(), weights })
+    /// Encodes a text with weight 1 within `spans`, which must be in order and not overlap. The end
+    /// of a text that has more than the maximum number of tokens by its length is left out.
+    pub(super) fn encode(
+        &self,
+        text: &str,
+        spans: &[Range<usize>],
+        add_special_tokens: bool,
+    ) -> Result<TrainingExample> {
+        let tokenizer = self.tokenizer.inner();
+        // A text of more than `max` times the longest token has more than `max` tokens. A cut at a
+        // character boundary leaves out up to three bytes more.
+        let max_bytes =
+            self.max_tokens.and_then(|max| tokenizer.max_text_bytes(max.saturating_add(4)));
+        let end = max_bytes.map_or(text.len(), |max| text.floor_char_boundary(max));
+        let kept = spans.iter().map(|span| span.start.min(end)..span.end.min(end));
+        let spans: Vec<_> = kept.filter(|span| !span.is_empty()).collect();
+        let tokens = tokenizer.encode_spans(&text[..end], &spans, add_special_tokens);
+        let tokens = tokens.map_err(text_error)?;
+        let weights = tokens.iter().map(|(_, learned)| f32::from(u8::from(*learned))).collect();
+        let tokens: Vec<u32> = tokens.into_iter().map(|(id, _)| id).collect();
+        Ok(TrainingExample { tokens: tokens.into(), weights })
+    }
 }

@@ -3,7 +3,7 @@
 use futures_util::Stream;
 use tinkex_wire::rest::{
     AccessScope, DeleteTrainingRun, GetSampler, GetTrainingRun, ListTrainingRuns, SamplerInfo,
-    TrainingRun, TrainingRunPage,
+    ShareRun, TrainingRun, TrainingRunPage, UnshareRun,
 };
 use tinkex_wire::{ModelId, SamplerId, TinkerPath};
 
@@ -58,6 +58,31 @@ impl RestClient {
     /// server cannot delete runs.
     pub fn delete_training_run(&self, run_id: impl Into<ModelId>) -> RequestFuture<()> {
         self.call("delete_training_run", DeleteTrainingRun::new(run_id))
+    }
+
+    /// Lets `user`, or every user if it is `None`, read a run and use its checkpoints. Only `tinkex`
+    /// servers can.
+    ///
+    /// # Errors
+    /// If the run does not exist, or belongs to another user.
+    pub fn share_training_run(
+        &self,
+        run_id: impl Into<ModelId>,
+        user: Option<String>,
+    ) -> RequestFuture<()> {
+        self.call("share_training_run", ShareRun::new(run_id, user))
+    }
+
+    /// Ends the sharing of a run with `user`, or with everybody if it is `None`.
+    ///
+    /// # Errors
+    /// If the run does not exist, or belongs to another user.
+    pub fn unshare_training_run(
+        &self,
+        run_id: impl Into<ModelId>,
+        user: Option<String>,
+    ) -> RequestFuture<()> {
+        self.call("unshare_training_run", UnshareRun::new(run_id, user))
     }
 
     /// Returns the training run of a checkpoint.

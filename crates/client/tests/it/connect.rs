@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use base64::Engine as _;
 use serde_json::{Value, json};
 use tinkex::rest::{AuditLogRequest, ListSessions};
-use tinkex::testing::RecordedCall;
+use tinkex::testing::{FakeServer, RecordedCall, Reply, Route};
 use tinkex::{Env, ErrorKind, Lane, ServiceClient};
 use tokio::time::{Duration, Instant, sleep};
 
@@ -53,6 +53,17 @@ fn header_names(call: &RecordedCall) -> Vec<&str> {
     let mut names: Vec<_> = call.headers.keys().map(|name| name.as_str()).collect();
     names.sort_unstable();
     names
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_dynamic_settings_is_not_asked_for_them_again() {
+    let fake = FakeServer::new();
+    let fake = fake.on_call(Route::DynamicConfig, |_| Reply::status(404));
+    let sampler = fake.builder().build().unwrap().create_sampling_client("base").await.unwrap();
+    sleep(Duration::from_secs(24 * 3_600)).await;
+    // The first request is part of the start of the session.
+    assert_eq!(fake.calls_to(Route::DynamicConfig).len(), 2);
+    drop(sampler);
 }
 
 /// Covers Q2.

@@ -81,6 +81,32 @@ async fn requests_go_through_the_proxy_unless_it_is_disabled() {
     assert_eq!(list(&client(&server.url).network(direct).build().unwrap()).await.unwrap(), 1);
 }
 
+/// Bug: the API key of a local server was sent to the proxy, in plain text.
+#[tokio::test]
+async fn requests_to_loopback_addresses_bypass_the_proxies_of_the_environment() {
+    let proxy = RawServer::new(|request| panic!("the proxy received {}", request.head));
+    let proxy = proxy.start().await;
+    let server = RawServer::new(|_| json_response(SESSIONS)).start().await;
+    let port = server.url.rsplit_once(':').unwrap().1;
+    for no_proxy in ["", "example.com", "*"] {
+        let variables = ["HTTP_PROXY", "http_proxy", "ALL_PROXY"].map(|name| (name, &*proxy.url));
+        let env = Env::from_pairs(variables.into_iter().chain([("NO_PROXY", no_proxy)]));
+        for host in ["127.0.0.1", "localhost", "LOCALHOST", "[::ffff:127.0.0.1]"] {
+            let url = format!("http://{host}:{port}");
+            let direct = Network::builder().env(env.clone()).build().unwrap();
+            let service = client(&url).network(direct).build().unwrap();
+            assert_eq!(list(&service).await.unwrap(), 1, "{url}");
+        }
+    }
+    assert_eq!(proxy.connections.load(Ordering::Relaxed), 0);
+    // Other hosts are reached through the proxy.
+    let proxy = RawServer::new(|_| json_response(SESSIONS)).start().await;
+    let env = Env::from_pairs([("HTTP_PROXY", &*proxy.url)]);
+    let proxied = Network::builder().env(env).build().unwrap();
+    let service = client("http://api.test").network(proxied).build().unwrap();
+    assert_eq!(list(&service).await.unwrap(), 1);
+}
+
 #[tokio::test]
 async fn clients_of_one_network_share_the_idle_connections_that_it_keeps() {
     for (kept, expected) in [(0, 4), (1, 1)] {

@@ -73,6 +73,8 @@ pub(crate) struct SampleFilter {
     pub(crate) id: Option<i64>,
     /// Hash of a prompt.
     pub(crate) prompt_hash: Option<i64>,
+    /// User who sampled; `None` for all users.
+    pub(crate) owner: Option<String>,
     /// Returns only samples with smaller ids.
     pub(crate) before: Option<i64>,
     pub(crate) limit: u32,
@@ -298,18 +300,27 @@ impl HistoryReader {
     pub(crate) fn last_ids(&self) -> rusqlite::Result<(i64, i64)> {
         let sql = "SELECT ifnull(max(id), 0) FROM metric_points";
         let point = self.connection.query_row(sql, [], |row| row.get(0))?;
-        Ok((point, self.last_sample()?))
+        Ok((point, self.last_sample(None)?))
     }
 
-    /// Returns the largest id of a sampling request in the log; 0 if it is empty.
-    pub(crate) fn last_sample(&self) -> rusqlite::Result<i64> {
-        self.connection.query_row("SELECT ifnull(max(id), 0) FROM sample_log", [], |row| row.get(0))
+    /// Returns the largest id of a sampling request of a user, or of all users, in the log; 0 if
+    /// there is none.
+    pub(crate) fn last_sample(&self, owner: Option<&str>) -> rusqlite::Result<i64> {
+        let all = "SELECT ifnull(max(id), 0) FROM sample_log";
+        match owner {
+            None => self.connection.query_row(all, [], |row| row.get(0)),
+            Some(owner) => {
+                let sql = format!("{all} WHERE owner = ?");
+                self.connection.query_row(&sql, [owner], |row| row.get(0))
+            }
+        }
     }
 
-    /// Returns the number of sampling requests with tokens in the log.
-    pub(crate) fn sample_count(&self) -> rusqlite::Result<u64> {
-        let sql = "SELECT count(*) FROM sample_log WHERE prompt IS NOT NULL";
-        self.connection.query_row(sql, [], |row| row.get::<_, i64>(0)).map(i64::cast_unsigned)
+    /// Returns the number of sampling requests of a user, or of all users, with tokens in the log.
+    pub(crate) fn sample_count(&self, owner: Option<&str>) -> rusqlite::Result<u64> {
+        let sql = "SELECT count(*) FROM sample_log \
+                   WHERE prompt IS NOT NULL AND (?1 IS NULL OR owner = ?1)";
+        self.connection.query_row(sql, [owner], |row| row.get::<_, i64>(0)).map(i64::cast_unsigned)
     }
 
     /// Returns sampling requests, newest first.
@@ -319,11 +330,15 @@ impl HistoryReader {
                      AND (?4 IS NULL OR folder IS NULL AND base_model = ?4) \
                      AND (?5 IS NULL OR substr(folder, 1, length(?5)) = ?5) \
                      AND (?6 IS NULL OR prompt_hash = ?6) \
-                   ORDER BY id DESC LIMIT ?7";
+                     AND (?7 IS NULL OR owner = ?7) \
+                   ORDER BY id DESC LIMIT ?8";
         let mut statement = self.connection.prepare_cached(sql)?;
         let before = filter.before.unwrap_or(i64::MAX);
-        let SampleFilter { folder_prefix, folder, base_model, id, prompt_hash, limit, .. } = filter;
-        let parameters = params![before, id, folder, base_model, folder_prefix, prompt_hash, limit];
+        let SampleFilter {
+            folder_prefix, folder, base_model, id, prompt_hash, owner, limit, ..
+        } = filter;
+        let parameters =
+            params![before, id, folder, base_model, folder_prefix, prompt_hash, owner, limit];
         let samples = statement.query_map(parameters, read_sample)?;
         let mut samples: Vec<LoggedSample> = samples.collect::<rusqlite::Result<_>>()?;
         let sql = "SELECT * FROM sample_completions WHERE sample = ? ORDER BY number";
@@ -339,11 +354,13 @@ impl HistoryReader {
     pub(crate) fn sample_times(
         &self,
         folder_prefix: &str,
+        owner: Option<&str>,
         since: UnixMicros,
         limit: u32,
     ) -> rusqlite::Result<Vec<LoggedRequest>> {
         let sql = "SELECT finished_at, queued, computed, prompt_tokens, error FROM sample_log \
                    WHERE substr(folder, 1, length(?1)) = ?1 AND finished_at >= ?2 \
+                     AND (?4 IS NULL OR owner = ?4) \
                    ORDER BY id DESC LIMIT ?3";
         let mut statement = self.connection.prepare_cached(sql)?;
         let read = |row: &Row<'_>| {
@@ -357,7 +374,7 @@ impl HistoryReader {
                 error: row.get(4)?,
             })
         };
-        statement.query_map(params![folder_prefix, since, limit], read)?.collect()
+        statement.query_map(params![folder_prefix, since, limit, owner], read)?.collect()
     }
 
     /// Returns the oldest rows to keep, or `None` if all rows are within the limits. The newest row

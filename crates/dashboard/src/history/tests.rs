@@ -10,6 +10,7 @@ use tinkex_store::history::{
     CompletionHistory, HistoryRecord, LoggedWeights, OperationHistory, RequestHistory,
     SampleHistory, SampleSource, sequence_hash,
 };
+use tinkex_store::user::UserId;
 
 use super::*;
 
@@ -61,6 +62,7 @@ fn sample(finished_at: i64, prompt: &[u32], tokens: &[u32]) -> HistoryRecord {
             base_model: "tiny".to_owned(),
             folder: Some("a_train_0-x".to_owned()),
         },
+        owner: UserId::default(),
         session: "s".into(),
         source: SampleSource::Tinker,
         prompt_tokens: prompt.len(),
@@ -159,6 +161,6 @@ async fn count_bytes_and_age_are_limited() {
     let samples = history.read(|reader| reader.samples(&filter())).unwrap();
     assert_eq!((samples.len(), samples[10].id), (11, 20));
     write(&mut disk, vec![sample(31 * day, &[1], &[2])]);
-    let newest = history.read(|reader| reader.last_sample()).unwrap();
+    let newest = history.read(|reader| reader.last_sample(None)).unwrap();
     assert_eq!(newest, 31, "ids continue");
 }

@@ -4,6 +4,11 @@ use super::histogram::{MassHistogram, weight};
 use super::select::{Candidate, Crossing, best_first, find_crossing, top_k};
 use crate::{Error, Result};
 
+/// Lowest temperature that is distinguished from lower ones. Any two different logits have
+/// probabilities of 1 and 0 at it, so lower temperatures give the same distribution; dividing logits
+/// by them could overflow.
+const MIN_TEMPERATURE: f64 = 1e-30;
+
 /// Parameters of token sampling, applied in this order: temperature, top-k, top-p.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecodingParams {
@@ -93,6 +98,7 @@ impl TokenSampler {
         if params.temperature == 0.0 {
             return Ok(top.1);
         }
+        let params = &DecodingParams { temperature: divisor(params.temperature), ..*params };
         let crossing = match params.effective_top_k(logits.len()) {
             Some(k) => self.sample_top_k(logits, k, top, params, uniform),
             None => self.sample_all(logits, top, params, log_normalizer, uniform),
@@ -155,7 +161,7 @@ impl TokenSampler {
 /// log-probabilities are reported that way.
 #[must_use]
 pub fn log_normalizer(logits: &[f32], temperature: f64) -> f64 {
-    let temperature = if temperature == 0.0 { 1.0 } else { temperature };
+    let temperature = divisor(temperature);
     let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if top == f32::NEG_INFINITY {
         return f64::NEG_INFINITY;
@@ -169,8 +175,14 @@ pub fn log_normalizer(logits: &[f32], temperature: f64) -> f64 {
 #[must_use]
 #[expect(clippy::cast_possible_truncation, reason = "reported in f32")]
 pub fn logprob(logit: f32, temperature: f64, log_normalizer: f64) -> f32 {
-    let temperature = if temperature == 0.0 { 1.0 } else { temperature };
+    let temperature = divisor(temperature);
     (f64::from(logit) / temperature - log_normalizer) as f32
+}
+
+/// Returns the number by which logits are divided at a temperature: 1 for 0, because
+/// log-probabilities of greedy samples are reported at temperature 1.
+fn divisor(temperature: f64) -> f64 {
+    if temperature == 0.0 { 1.0 } else { temperature.max(MIN_TEMPERATURE) }
 }
 
 /// Returns the highest logit with its token; of equal ones the lowest token.
@@ -197,4 +209,25 @@ fn highest(logits: &[f32]) -> Result<Candidate> {
         value: logits.get(index).map_or(f64::NAN, |&logit| f64::from(logit)),
         hint: "the weights of the model are too large",
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Logits divided by these temperatures overflow.
+    #[test]
+    fn tiny_temperatures_choose_the_most_probable_token() {
+        let logits = [-3.0e38, 1.0, 7.5, 7.25];
+        for temperature in [1e-30, 1e-300, 1e-308, f64::from_bits(1)] {
+            for top_k in [-1, 2] {
+                let params = DecodingParams { temperature, top_k, ..DecodingParams::default() };
+                let total = log_normalizer(&logits, temperature);
+                let token = TokenSampler::default().sample(&logits, &params, total, 0.999).unwrap();
+                assert_eq!(token, 2, "{temperature}");
+                assert_eq!(logprob(logits[2], temperature, total).to_bits(), 0.0_f32.to_bits());
+                assert!(logprob(logits[3], temperature, total) < -1e20);
+            }
+        }
+    }
 }

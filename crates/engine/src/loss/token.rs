@@ -106,7 +106,9 @@ impl Loss {
             }),
             Self::Gspo(clip) => {
                 let mask = required("sequence_ratio_mask", inputs.sequence_ratio_mask)?;
-                let ratio = sequence_ratio(mask, difference);
+                // A token with advantage 0 may have any log-probability.
+                let counts = |at: usize| advantage(at) != 0.0 || difference(at).is_finite();
+                let ratio = sequence_ratio(mask, counts, difference);
                 self.sum(p, weights, gradient, |at| {
                     let clip = inputs.clip_bounds(at, clip);
                     clipping.add(advantage(at), ratio, clip);
@@ -202,11 +204,15 @@ fn clipped_term(ratio: f64, advantage: f64, clip: ClipBounds) -> TokenTerm {
 }
 
 /// Returns the ratio of a datum: the exponential of the mean `difference` over the tokens with a
-/// nonzero mask, or 1 if there are none.
-fn sequence_ratio(mask: &[f32], difference: impl Fn(usize) -> f64) -> f64 {
+/// nonzero mask for which `counts` returns true, or 1 if there are none.
+fn sequence_ratio(
+    mask: &[f32],
+    counts: impl Fn(usize) -> bool,
+    difference: impl Fn(usize) -> f64,
+) -> f64 {
     let mut count = 0.0;
     let mut total = 0.0;
-    for (at, _) in mask.iter().enumerate().filter(|(_, mask)| **mask != 0.0) {
+    for (at, _) in mask.iter().enumerate().filter(|(at, mask)| **mask != 0.0 && counts(*at)) {
         count += 1.0;
         total += difference(at);
     }

@@ -100,7 +100,7 @@ impl GradientSink for DiscardGradients {
 }
 
 /// Gradients of the deltas of one layer.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct LayerGradients {
     pub(crate) qkv: Option<DeltaGradient>,
     pub(crate) o: Option<DeltaGradient>,
@@ -122,7 +122,7 @@ impl LayerGradients {
 }
 
 /// Gradients of an adapter, in the layout of [`PackedLora`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct AdapterGradients {
     pub(crate) layers: Vec<LayerGradients>,
     pub(crate) unembedding: Option<DeltaGradient>,
@@ -138,5 +138,25 @@ impl AdapterGradients {
             },
             unembedding: lora.and_then(|lora| lora.unembedding.as_ref()).map(Delta::zero_gradient),
         }
+    }
+
+    /// Returns all tensors in a fixed order.
+    pub(crate) fn tensors_mut(&mut self) -> impl Iterator<Item = &mut Vec<f32>> {
+        let layers = self
+            .layers
+            .iter_mut()
+            .flat_map(|layer| [&mut layer.qkv, &mut layer.o, &mut layer.gate_up, &mut layer.down]);
+        let deltas = layers.chain([&mut self.unembedding]).flatten();
+        deltas.flat_map(|delta| std::iter::once(&mut delta.a).chain(&mut delta.b))
+    }
+
+    /// Returns all tensors, in the order of [`tensors_mut`](Self::tensors_mut).
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &Vec<f32>> {
+        let layers = self
+            .layers
+            .iter()
+            .flat_map(|layer| [&layer.qkv, &layer.o, &layer.gate_up, &layer.down]);
+        let deltas = layers.chain([&self.unembedding]).flatten();
+        deltas.flat_map(|delta| std::iter::once(&delta.a).chain(&delta.b))
     }
 }

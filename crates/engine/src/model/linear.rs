@@ -13,7 +13,7 @@ pub(crate) struct Linear {
 }
 
 /// Gradients of one [`Delta`], row-major.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct DeltaGradient {
     /// Gradient of the stacked A matrices, `(rank · parts) × inputs`.
     pub(crate) a: Vec<f32>,

@@ -27,7 +27,7 @@ pub(crate) use gradients::{
 };
 pub(crate) use linear::{DeltaGradient, Linear, linear_with_lora};
 pub(crate) use output_head::{LogprobQuery, OutputHead, SavedLogits, log_probability, log_sum_exp};
-pub(crate) use packed_batch::PackedBatch;
+pub(crate) use packed_batch::{PackedBatch, PrefixTree};
 #[cfg(feature = "builtin-model-tools")]
 pub(crate) use {
     gradients::FusedLinear,

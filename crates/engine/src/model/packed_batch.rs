@@ -37,10 +37,29 @@ impl PackedBatch {
     /// shared one level deep, which suffices for several samples of one prompt.
     pub(crate) fn pack(sequences: &[&[u32]], min_prefix: usize) -> Self {
         let mut batch = Self { paths: vec![Vec::new(); sequences.len()], ..Self::default() };
-        for group in Self::group_by_prefix(sequences, min_prefix) {
-            batch.add_tree(sequences, &group);
+        for tree in Self::trees(sequences, min_prefix) {
+            batch.add_tree(sequences, &tree);
         }
         batch
+    }
+
+    /// Divides `sequences` into the trees that share their prefixes.
+    ///
+    /// Whether a sequence joins a tree depends only on the sequences that the tree already has.
+    /// Packing some consecutive trees therefore gives the rows that packing all of them gives, so
+    /// the division of a batch into micro-batches of whole trees does not change a bit.
+    pub(crate) fn trees(sequences: &[&[u32]], min_prefix: usize) -> Vec<PrefixTree> {
+        let mut trees = Vec::new();
+        for group in Self::group_by_prefix(sequences, min_prefix) {
+            let mut tree: Option<PrefixTree> = None;
+            for i in group {
+                if !tree.as_mut().is_some_and(|tree| tree.add(sequences, i)) {
+                    trees.extend(tree.replace(PrefixTree::new(sequences, i)));
+                }
+            }
+            trees.extend(tree);
+        }
+        trees
     }
 
     /// Returns groups of sequences that agree on their first `min_prefix` tokens, in order of first
@@ -63,44 +82,17 @@ impl PackedBatch {
         groups
     }
 
-    /// Divides `sequences` into micro-batches of at most `max_rows` rows each; a single larger tree
-    /// forms a micro-batch of its own.
-    ///
-    /// The micro-batches packed one after the other have the rows of all sequences packed at once,
-    /// in the same order.
-    pub(crate) fn micro_batches(
-        sequences: &[&[u32]],
-        min_prefix: usize,
-        max_rows: usize,
-    ) -> Vec<Vec<usize>> {
-        let mut batches: Vec<Vec<usize>> = Vec::new();
-        let mut rows_left = 0;
-        for group in Self::group_by_prefix(sequences, min_prefix) {
-            let shared = if group.len() > 1 { common_prefix(sequences, &group) } else { 0 };
-            let rows = group.iter().map(|i| sequences[*i].len() - shared).sum::<usize>() + shared;
-            match batches.last_mut() {
-                Some(batch) if rows <= rows_left => batch.extend(group),
-                _ => {
-                    batches.push(group);
-                    rows_left = max_rows;
-                }
-            }
-            rows_left = rows_left.saturating_sub(rows);
-        }
-        batches
-    }
-
-    /// Adds the tree of a group of sequences: the common prefix, if the group has several
-    /// sequences, and the rest of each.
-    fn add_tree(&mut self, sequences: &[&[u32]], group: &[usize]) {
+    /// Adds the rows of a tree: the common prefix, if the tree has several sequences, and the rest
+    /// of each.
+    fn add_tree(&mut self, sequences: &[&[u32]], tree: &PrefixTree) {
         let first = self.nodes.len();
-        let shared = common_prefix(sequences, group);
+        let PrefixTree { sequences: group, shared, .. } = tree;
         if group.len() > 1 {
-            self.add_node(&sequences[group[0]][..shared], 0, None);
+            self.add_node(&sequences[group[0]][..*shared], 0, None);
         }
         for &i in group {
             let parent = (group.len() > 1).then_some(first);
-            let start = if parent.is_some() { shared } else { 0 };
+            let start = if parent.is_some() { *shared } else { 0 };
             self.paths[i].extend(parent);
             let rest = &sequences[i][start..];
             if !rest.is_empty() {
@@ -153,30 +145,105 @@ impl PackedBatch {
     }
 }
 
-/// Returns the length of the longest common prefix of a group of sequences.
-fn common_prefix(sequences: &[&[u32]], group: &[usize]) -> usize {
-    let first = sequences[group[0]];
-    group.iter().fold(first.len(), |shared, i| {
-        let same = first.iter().zip(sequences[*i]).take_while(|(a, b)| a == b).count();
-        shared.min(same)
-    })
+/// Number of rows up to which sequences with a common prefix form one tree.
+///
+/// A tree cannot be divided, so its size bounds the work of a micro-batch. The limit must not
+/// depend on memory or on time: a division of a tree changes the order of the sums.
+const MAX_TREE_ROWS: usize = 1_024;
+
+/// Size of a tree, as a multiple of its common prefix, up to which the tree may exceed
+/// [`MAX_TREE_ROWS`]. A prefix that is computed again in the next tree then adds at most one eighth
+/// to the work.
+const MAX_PREFIX_MULTIPLE: usize = 8;
+
+/// Sequences that share the rows of their common prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PrefixTree {
+    /// Indices of the sequences.
+    pub(crate) sequences: Vec<usize>,
+    /// Length of the common prefix.
+    shared: usize,
+    /// Number of rows: the common prefix once, and the rest of each sequence.
+    pub(crate) rows: usize,
+}
+
+impl PrefixTree {
+    fn new(sequences: &[&[u32]], i: usize) -> Self {
+        let len = sequences[i].len();
+        Self { sequences: vec![i], shared: len, rows: len }
+    }
+
+    /// Adds a sequence, unless the tree would become too large. Returns whether the sequence was
+    /// added.
+    fn add(&mut self, sequences: &[&[u32]], i: usize) -> bool {
+        let first = sequences[self.sequences[0]];
+        let same = first.iter().zip(sequences[i]).take_while(|(a, b)| a == b).count();
+        let shared = self.shared.min(same);
+        // A shorter prefix moves rows from the prefix into every sequence.
+        let rows = self.rows
+            + (self.shared - shared) * (self.sequences.len() - 1)
+            + (sequences[i].len() - shared);
+        if rows > MAX_TREE_ROWS.max(shared.saturating_mul(MAX_PREFIX_MULTIPLE)) {
+            return false;
+        }
+        self.sequences.push(i);
+        self.shared = shared;
+        self.rows = rows;
+        true
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn members(trees: &[PrefixTree]) -> Vec<&[usize]> {
+        trees.iter().map(|tree| &tree.sequences[..]).collect()
+    }
+
     #[test]
-    fn micro_batches_do_not_divide_a_tree() {
+    fn sequences_with_a_common_prefix_form_a_tree() {
         let sequences: [&[u32]; 5] = [&[1, 2, 3], &[9, 9], &[1, 2, 4, 5], &[8, 8, 8], &[7, 7]];
-        assert_eq!(PackedBatch::micro_batches(&sequences, 2, 100), [[0, 2, 1, 3, 4]]);
-        // The tree of sequences 0 and 2 has five rows: two shared ones, then one and two.
-        assert_eq!(PackedBatch::micro_batches(&sequences, 2, 7), [vec![0, 2, 1], vec![3, 4]]);
-        assert_eq!(
-            PackedBatch::micro_batches(&sequences, 2, 1),
-            [vec![0, 2], vec![1], vec![3], vec![4]]
-        );
-        assert!(PackedBatch::micro_batches(&[], 2, 1).is_empty());
+        let trees = PackedBatch::trees(&sequences, 2);
+        assert_eq!(members(&trees), [&[0, 2][..], &[1], &[3], &[4]]);
+        // Two shared rows, then one and two.
+        assert_eq!(trees[0].rows, 5);
+        assert!(PackedBatch::trees(&[], 2).is_empty());
+    }
+
+    #[test]
+    fn a_tree_has_a_limited_size_and_the_same_members_in_every_micro_batch() {
+        let row = |prefix: usize, length: usize, salt: u32| -> Vec<u32> {
+            let rest = (0_u32..).map(|n| 1_000 + n + 10_000 * salt);
+            (0_u32..).take(prefix).chain(rest.take(length - prefix)).collect()
+        };
+        // Ten sequences of 300 tokens with 20 common tokens, then nine with 290 common tokens.
+        let mut rows: Vec<Vec<u32>> = (0..10).map(|n| row(20, 300, n)).collect();
+        rows.extend((10..19).map(|n| row(290, 300, n)));
+        let sequences: Vec<&[u32]> = rows.iter().map(|row| &row[..]).collect();
+        let trees = PackedBatch::trees(&sequences, 16);
+        let sizes: Vec<usize> = trees.iter().map(|tree| tree.sequences.len()).collect();
+        // The fourth tree has one sequence of the first kind.
+        assert_eq!(sizes, [3, 3, 3, 3, 7]);
+        assert!(trees.iter().all(|tree| tree.rows <= MAX_TREE_ROWS));
+        // A longer prefix allows a larger tree.
+        let long: Vec<Vec<u32>> = (0..10).map(|n| row(400, 800, n)).collect();
+        let long: Vec<&[u32]> = long.iter().map(|row| &row[..]).collect();
+        let rows: Vec<usize> = PackedBatch::trees(&long, 16).iter().map(|tree| tree.rows).collect();
+        assert_eq!(rows, [400 + 7 * 400, 400 + 3 * 400]);
+        for first in 0..trees.len() {
+            for end in first + 1..=trees.len() {
+                let part: Vec<usize> =
+                    trees[first..end].iter().flat_map(|tree| tree.sequences.clone()).collect();
+                let packed: Vec<&[u32]> = part.iter().map(|i| sequences[*i]).collect();
+                let again = PackedBatch::trees(&packed, 16);
+                let again: Vec<Vec<usize>> = again
+                    .iter()
+                    .map(|tree| tree.sequences.iter().map(|i| part[*i]).collect())
+                    .collect();
+                assert_eq!(again, members(&trees[first..end]), "trees {first} to {end}");
+            }
+        }
     }
 
     #[test]

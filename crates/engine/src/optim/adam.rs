@@ -174,6 +174,18 @@ impl AdamFactors {
             if w.is_finite() { v } else { w }
         };
         let index = (0..tensor.weights.len()).find(|&i| !new(i).is_finite()).unwrap_or(0);
+        let gradient = tensor.gradient[index] * self.scale;
+        let squared = self.new2 * gradient * gradient;
+        // The square of the gradient overflows whatever the learning rate is.
+        if !squared.is_finite() {
+            return Error::NonFiniteResult {
+                what: format!("the squared gradient of {}", tensor.name),
+                index,
+                value: f64::from(squared),
+                hint: "no step was taken and the gradient is kept; discard the gradient, or repeat \
+                       the step with grad_clip_norm",
+            };
+        }
         Error::NonFiniteResult {
             what: format!("the new value of {}", tensor.name),
             index,

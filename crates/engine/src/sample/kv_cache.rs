@@ -13,9 +13,9 @@ use crate::memory::reserve;
 
 /// Identifies the contents of a page: its prefix and its own tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct PageKey {
-    prefix: PagePrefix,
-    tokens: [u32; PAGE_POSITIONS],
+pub(crate) struct PageKey {
+    pub(crate) prefix: PagePrefix,
+    pub(crate) tokens: [u32; PAGE_POSITIONS],
 }
 
 /// Identifies the weights and all tokens before a page.
@@ -117,6 +117,16 @@ impl KvCache {
         }
         pages.iter().for_each(|page| self.retain(*page));
         (pages, prefix)
+    }
+
+    /// Finds a published page and retains it. Returns the page and the prefix of the page that
+    /// follows it.
+    pub(crate) fn find_page(&mut self, key: &PageKey) -> Option<(usize, PagePrefix)> {
+        let page = *self.by_key.get(key)?;
+        let (id, _) = self.pages[page].published.as_ref()?;
+        let next = PagePrefix::Page(*id);
+        self.retain(page);
+        Some((page, next))
     }
 
     /// Adds a reference to a page.

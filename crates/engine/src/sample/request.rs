@@ -7,6 +7,7 @@ use crate::lora::PackedLora;
 use crate::tokenizer::Vocabulary;
 use crate::train::check_tokens;
 use crate::{Error, Result};
+use tinkex_fairness::FairnessKey;
 use tinkex_weights::ModelConfig;
 
 /// Identifies a request of a [`Sampler`](super::Sampler).
@@ -62,6 +63,9 @@ pub struct SampleRequest {
     pub top_k: usize,
     /// Scores of the prompt to compute.
     pub scoring: PromptScoring,
+    /// User and session of the request. Users get equal shares of the sampler, and the sessions of
+    /// a user divide the user's share equally. Has no influence on the output.
+    pub fairness: FairnessKey,
 }
 
 /// Scores of a prompt to compute. Log-probabilities are always at temperature 1.
@@ -169,6 +173,7 @@ impl SampleRequest {
             raw_logprobs: false,
             top_k: 0,
             scoring: PromptScoring::default(),
+            fairness: FairnessKey::default(),
         }
     }
 

@@ -1,12 +1,15 @@
 //! [`Sampler`]: continuous batching of sampling requests.
 //!
-//! Every step computes one batch: the next token of each running completion, and up to
-//! [`PROMPT_ROWS`] tokens of prompts. When the KV cache is full, the youngest sequence is
-//! preempted: it releases its pages and is computed again later. Preemption does not change the
-//! result, because the bits of a row depend only on the preceding tokens.
+//! Every step computes one batch: the next token of running completions, and a chunk of prompts.
+//! When the KV cache is full, a sequence of the user with the most pages is preempted: it releases
+//! its pages and is computed again later. Neither chunks nor preemption change the result, because
+//! the bits of a row depend only on the preceding tokens.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
+
+use tinkex_fairness::{FairShares, ShareId};
 
 use super::kv_cache::KvCache;
 use super::observer::TokenObserver;
@@ -18,9 +21,6 @@ use crate::kernel::ActivationBuffer;
 use crate::kernel::paged_attention::PAGE_POSITIONS;
 use crate::model::{LayerActivations, Model, Workspace};
 use crate::{Error, Result};
-
-/// Maximum number of prompt tokens per step.
-const PROMPT_ROWS: usize = 512;
 
 /// Samples completions from one model with any number of adapters.
 ///
@@ -36,11 +36,16 @@ pub struct Sampler {
     /// Buffers of token sampling, shared by all completions: they are as large as the vocabulary.
     pub(super) sampler: TokenSampler,
     pub(super) requests: BTreeMap<SampleRequestId, ActiveRequest>,
-    /// Requests that have not been admitted, oldest first.
-    waiting: VecDeque<SampleRequestId>,
+    /// Cost of the work done for each user and session, in rows.
+    pub(super) shares: FairShares,
+    /// Requests of each share that have not been admitted, oldest first.
+    waiting: BTreeMap<ShareId, VecDeque<SampleRequestId>>,
     /// Sequences of the admitted requests, oldest first. Preempted ones have no pages.
     pub(super) running: Vec<RunningSequence>,
     last_id: u64,
+    /// Number of rows that were computed so far.
+    #[cfg(test)]
+    pub(super) computed_rows: usize,
 }
 
 /// Number of rows that a step computes for one running sequence.
@@ -71,9 +76,12 @@ impl Sampler {
             logits: ActivationBuffer::default(),
             sampler: TokenSampler::default(),
             requests: BTreeMap::new(),
-            waiting: VecDeque::new(),
+            shares: FairShares::default(),
+            waiting: BTreeMap::new(),
             running: Vec::new(),
             last_id: 0,
+            #[cfg(test)]
+            computed_rows: 0,
         })
     }
 
@@ -130,17 +138,23 @@ impl Sampler {
         }
         self.last_id += 1;
         let id = SampleRequestId(self.last_id);
-        let request = ActiveRequest::new(weights.clone(), request, limit, observer);
+        let share = self.shares.enter(&request.fairness);
+        let request = ActiveRequest::new(weights.clone(), share, request, limit, observer);
         self.requests.insert(id, request);
-        self.waiting.push_back(id);
+        self.waiting.entry(share).or_default().push_back(id);
         Ok(id)
     }
 
     /// Cancels a request and releases its pages. Returns what it has sampled so far, without the
     /// completions that have no token; `None` if the request does not exist or has failed.
     pub fn cancel(&mut self, id: SampleRequestId) -> Option<SampleOutput> {
-        let mut request = self.requests.remove(&id)?;
-        self.waiting.retain(|waiting| *waiting != id);
+        let mut request = self.remove_request(id)?;
+        if let Entry::Occupied(mut queue) = self.waiting.entry(request.share) {
+            queue.get_mut().retain(|waiting| *waiting != id);
+            if queue.get().is_empty() {
+                queue.remove();
+            }
+        }
         for sequence in self.running.iter_mut().filter(|sequence| sequence.request == id) {
             if let Some(writer) = sequence.writer.take() {
                 request.complete(writer.sample(), writer.finish());
@@ -174,88 +188,74 @@ impl Sampler {
         self.take_finished()
     }
 
-    /// Admits waiting requests in order of arrival while their prompts fit into the available
-    /// pages. If no sequence is running, the first request is always admitted.
+    /// Admits waiting requests while their prompts fit into the available pages, or into pages of
+    /// sequences that rank lower. The next request is the oldest of the user, and of the user's
+    /// session, whose running sequences need the fewest pages. If no sequence is running, a request
+    /// is always admitted.
     fn admit(&mut self) {
-        while let Some(&id) = self.waiting.front() {
-            let Some(request) = self.requests.get_mut(&id) else {
-                self.waiting.pop_front();
+        if self.waiting.is_empty() {
+            return;
+        }
+        let mut needed_by_user: HashMap<usize, usize> = HashMap::new();
+        let mut needed_by_session: HashMap<ShareId, usize> = HashMap::new();
+        for sequence in &self.running {
+            let needed = sequence.needed_pages();
+            *needed_by_user.entry(sequence.share.user()).or_default() += needed;
+            *needed_by_session.entry(sequence.share).or_default() += needed;
+        }
+        loop {
+            let next = self.waiting.iter().min_by_key(|(share, queue)| {
+                let user = needed_by_user.get(&share.user()).copied().unwrap_or(0);
+                let session = needed_by_session.get(share).copied().unwrap_or(0);
+                (user, session, queue.front().copied())
+            });
+            let Some((share, queue)) = next else { break };
+            let share = *share;
+            let request = queue.front().and_then(|id| Some((*id, self.requests.get(id)?)));
+            let Some((id, request)) = request else {
+                self.pop_waiting(share);
                 continue;
             };
             let needed = request.prompt.len() / PAGE_POSITIONS + 1;
-            if self.cache.available() < needed && !self.running.is_empty() {
+            let is_only = self.running.is_empty();
+            self.running.push(RunningSequence::prompt(id, request));
+            if self.cache.available() < needed && !is_only && !self.can_preempt_for_last(needed) {
+                self.running.pop();
                 break;
             }
-            self.waiting.pop_front();
-            let mut sequence = RunningSequence::prompt(id, request);
-            request.cached_tokens = sequence.attach_prefix(
-                &mut self.cache,
-                request.weights.id(),
-                request.first_scored_row(),
-            );
-            self.running.push(sequence);
+            if let Some(request) = self.requests.get_mut(&id)
+                && let Some(sequence) = self.running.last_mut()
+            {
+                request.cached_tokens = sequence.attach_prefix(
+                    &mut self.cache,
+                    request.weights.id(),
+                    request.first_scored_row(),
+                );
+            }
+            self.pop_waiting(share);
+            *needed_by_user.entry(share.user()).or_default() += needed;
+            *needed_by_session.entry(share).or_default() += needed;
         }
     }
 
-    /// Decides how many rows of each sequence to compute, and allocates their pages. A sequence
-    /// with one pending token gets one row; all others share [`PROMPT_ROWS`].
-    fn schedule(&mut self) -> Vec<ScheduledRows> {
-        let mut prompt_rows_left = PROMPT_ROWS;
-        let mut scheduled = Vec::new();
-        let mut index = 0;
-        while index < self.running.len() {
-            self.reattach_prefix(index);
-            let pending = self.running[index].pending();
-            let rows = if pending == 1 { 1 } else { pending.min(prompt_rows_left) };
-            if rows > 0 && self.allocate_pages(index, rows) {
-                if pending > 1 {
-                    prompt_rows_left -= rows;
-                }
-                scheduled.push(ScheduledRows { sequence: index, rows });
-            }
-            index += 1;
-        }
-        scheduled
+    /// Returns whether the last running sequence gets `needed` pages if sequences that rank lower
+    /// are preempted.
+    fn can_preempt_for_last(&self, needed: usize) -> bool {
+        let ranks = self.memory_ranks();
+        let Some(rank) = ranks.last() else { return false };
+        let lower = self.running.iter().zip(&ranks).filter(|(_, other)| *other > rank);
+        let pages: usize = lower.map(|(sequence, _)| sequence.pages.len()).sum();
+        self.cache.available() + pages >= needed
     }
 
-    /// Attaches the cached prefix of a sequence that has no pages, for example after preemption.
-    fn reattach_prefix(&mut self, index: usize) {
-        let sequence = &mut self.running[index];
-        if !sequence.pages.is_empty() {
-            return;
-        }
-        if let Some(request) = self.requests.get(&sequence.request) {
-            let max_tokens = match sequence.writer {
-                Some(_) => sequence.len() - 1,
-                None => request.first_scored_row(),
-            };
-            sequence.attach_prefix(&mut self.cache, request.weights.id(), max_tokens);
-        }
-    }
-
-    /// Allocates pages for `rows` more rows of a sequence, preempting younger sequences if
-    /// necessary. Returns whether all pages could be allocated.
-    fn allocate_pages(&mut self, index: usize, rows: usize) -> bool {
-        let needed = (self.running[index].computed + rows).div_ceil(PAGE_POSITIONS);
-        while self.running[index].pages.len() < needed {
-            if let Some(page) = self.cache.allocate() {
-                self.running[index].pages.push(page);
-                continue;
-            }
-            let victim = (index + 1..self.running.len())
-                .rev()
-                .find(|victim| !self.running[*victim].pages.is_empty());
-            match victim {
-                Some(victim) => {
-                    let sequence = &mut self.running[victim];
-                    sequence.release_pages(&mut self.cache);
-                    let Some(request) = self.requests.get(&sequence.request) else { continue };
-                    sequence.reset(request.weights.id());
-                }
-                None => return false,
+    /// Removes the oldest waiting request of a share.
+    fn pop_waiting(&mut self, share: ShareId) {
+        if let Entry::Occupied(mut queue) = self.waiting.entry(share) {
+            queue.get_mut().pop_front();
+            if queue.get().is_empty() {
+                queue.remove();
             }
         }
-        true
     }
 
     /// Removes completed and failed requests and returns their outputs.
@@ -268,7 +268,7 @@ impl Sampler {
             .collect();
         let mut outputs = Vec::with_capacity(done.len());
         for id in done {
-            if let Some(request) = self.requests.remove(&id) {
+            if let Some(request) = self.remove_request(id) {
                 if request.failed() {
                     self.drop_sequences(id);
                 }
@@ -276,6 +276,13 @@ impl Sampler {
             }
         }
         outputs
+    }
+
+    /// Removes a request, and ends its share.
+    fn remove_request(&mut self, id: SampleRequestId) -> Option<ActiveRequest> {
+        let request = self.requests.remove(&id)?;
+        self.shares.leave(request.share);
+        Some(request)
     }
 
     /// Removes the sequences of a request and releases their pages.

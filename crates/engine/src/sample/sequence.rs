@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::kv_cache::{KvCache, PagePrefix};
+use tinkex_fairness::ShareId;
+
+use super::kv_cache::{KvCache, PageKey, PagePrefix};
 use super::request::SampleRequestId;
 use super::state::{ActiveRequest, CompletionWriter};
 use crate::kernel::paged_attention::{PAGE_POSITIONS, PageRef, SequenceChunk};
@@ -11,6 +13,8 @@ use crate::kernel::paged_attention::{PAGE_POSITIONS, PageRef, SequenceChunk};
 #[derive(Debug)]
 pub(super) struct RunningSequence {
     pub(super) request: SampleRequestId,
+    /// Share of the request.
+    pub(super) share: ShareId,
     /// The prompt, which all sequences of a request share. The sampled tokens that follow it are in
     /// `writer`.
     prompt: Arc<[u32]>,
@@ -33,6 +37,7 @@ impl RunningSequence {
     pub(super) fn prompt(id: SampleRequestId, request: &ActiveRequest) -> Self {
         Self {
             request: id,
+            share: request.share,
             prompt: Arc::clone(&request.prompt),
             writer: None,
             pages: Vec::new(),
@@ -93,6 +98,40 @@ impl RunningSequence {
         self.computed
     }
 
+    /// Returns the key of the next page, if its tokens are known, none of them is computed, and the
+    /// page is within the first `max_tokens` tokens.
+    pub(super) fn next_page(&self, max_tokens: usize) -> Option<PageKey> {
+        let first = self.computed;
+        let is_next =
+            first == self.published * PAGE_POSITIONS && first == self.pages.len() * PAGE_POSITIONS;
+        let fits = first + PAGE_POSITIONS <= max_tokens.min(self.len());
+        (is_next && fits).then(|| PageKey {
+            prefix: self.prefix,
+            tokens: std::array::from_fn(|i| self.token(first + i)),
+        })
+    }
+
+    /// Attaches the cached pages that follow the computed tokens, within the first `max_tokens`
+    /// tokens.
+    pub(super) fn extend_prefix(&mut self, cache: &mut KvCache, max_tokens: usize) {
+        while let Some(key) = self.next_page(max_tokens)
+            && let Some((page, prefix)) = cache.find_page(&key)
+        {
+            self.pages.push(page);
+            self.prefix = prefix;
+            self.published += 1;
+            self.computed += PAGE_POSITIONS;
+        }
+    }
+
+    /// Returns the number of pages that the sequence needs, of which it may have none. The pages of
+    /// a prompt count for the first of its completions.
+    pub(super) fn needed_pages(&self) -> usize {
+        let is_fork = self.writer.as_ref().is_some_and(|writer| writer.sample() > 0);
+        let shared = if is_fork { self.prompt.len() / PAGE_POSITIONS } else { 0 };
+        self.len().div_ceil(PAGE_POSITIONS) - shared
+    }
+
     /// Returns the next `rows` tokens as a chunk that starts at row `first` of a batch.
     pub(super) fn next_chunk(&self, first: usize, rows: usize) -> SequenceChunk {
         let end = self.computed + rows;
@@ -133,6 +172,7 @@ impl RunningSequence {
         }
         Self {
             request: self.request,
+            share: self.share,
             prompt: Arc::clone(&self.prompt),
             writer: Some(writer),
             pages,

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use tinkex_fairness::ShareId;
+
 use super::observer::{SampledToken, TokenObserver};
 use super::request::{
     ModelWeights, PromptScores, SampleOutput, SampleRequest, SampledCompletion, StopReason, TopK,
@@ -26,6 +28,8 @@ pub(super) struct PromptRows {
 #[derive(Debug)]
 pub(super) struct ActiveRequest {
     pub(super) weights: ModelWeights,
+    /// Share of the request's user and session.
+    pub(super) share: ShareId,
     /// The request, without its prompt.
     pub(super) spec: SampleRequest,
     /// The prompt, which the sequences of all completions share.
@@ -46,6 +50,7 @@ pub(super) struct ActiveRequest {
 impl ActiveRequest {
     pub(super) fn new(
         weights: ModelWeights,
+        share: ShareId,
         mut spec: SampleRequest,
         limit: usize,
         observer: Option<Box<dyn TokenObserver>>,
@@ -73,6 +78,7 @@ impl ActiveRequest {
             observer,
             error: None,
             weights,
+            share,
             spec,
             prompt,
             limit,

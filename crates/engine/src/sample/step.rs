@@ -30,6 +30,10 @@ impl Sampler {
             chunks.push(sequence.next_chunk(tokens.len(), item.rows));
             sequence.append_next_tokens(item.rows, &mut tokens);
         }
+        #[cfg(test)]
+        {
+            self.computed_rows += tokens.len();
+        }
         let weights: Vec<_> = scheduled
             .iter()
             .map(|item| self.requests[&self.running[item.sequence].request].weights.clone())

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use tinkex_fairness::FairnessKey;
+
 use super::*;
 use crate::decode::{DecodingParams, StopConditions};
 use crate::engine::{Engine, EngineOptions};
@@ -14,7 +16,7 @@ use crate::train::golden::{MODELS, folder};
 use crate::train::{Datum, TrainingObjective};
 use crate::{Error, LoraConfig};
 
-fn engine(name: &str, threads: usize) -> Engine {
+pub(super) fn engine(name: &str, threads: usize) -> Engine {
     Engine::open(
         folder(name),
         EngineOptions { threads, cache_memory: 8 << 20, ..EngineOptions::default() },
@@ -23,7 +25,7 @@ fn engine(name: &str, threads: usize) -> Engine {
 }
 
 /// Runs steps until all requests are finished. Returns their outputs in order of submission.
-fn run(sampler: &mut Sampler) -> Vec<(SampleRequestId, crate::Result<SampleOutput>)> {
+pub(super) fn run(sampler: &mut Sampler) -> Vec<(SampleRequestId, crate::Result<SampleOutput>)> {
     let mut all = Vec::new();
     while !sampler.is_idle() {
         all.extend(sampler.step());
@@ -33,7 +35,11 @@ fn run(sampler: &mut Sampler) -> Vec<(SampleRequestId, crate::Result<SampleOutpu
 }
 
 /// Adds one request and returns its output.
-fn one(sampler: &mut Sampler, weights: &ModelWeights, request: SampleRequest) -> SampleOutput {
+pub(super) fn one(
+    sampler: &mut Sampler,
+    weights: &ModelWeights,
+    request: SampleRequest,
+) -> SampleOutput {
     sampler.add(weights, request).unwrap();
     run(sampler).pop().unwrap().1.unwrap()
 }
@@ -62,7 +68,7 @@ fn greedy_tokens_match_torch() {
     }
 }
 
-fn prompt(len: usize, salt: u32) -> Vec<u32> {
+pub(super) fn prompt(len: usize, salt: u32) -> Vec<u32> {
     (0_u32..).take(len).map(|i| (i * 31 + salt * 17 + 3) % 97).collect()
 }
 
@@ -95,7 +101,8 @@ fn sampler_and_trainer_report_the_same_bits() {
 }
 
 /// Compares requests computed one by one with the same requests in one batch, on one and several
-/// threads, with and without cached pages, and with so few pages that sequences are preempted.
+/// threads, with and without cached pages, and with so few pages that sequences are preempted. The
+/// requests belong to several users and sessions.
 #[test]
 fn results_do_not_depend_on_the_batch_threads_or_cache() {
     let requests = |seed: u64| -> Vec<SampleRequest> {
@@ -105,6 +112,8 @@ fn results_do_not_depend_on_the_batch_threads_or_cache() {
                     SampleRequest::new(prompt(5 + 13 * (i % 4), u32::try_from(i / 4).unwrap()), 30);
                 request.seed = seed + i as u64;
                 request.samples = 1 + i % 3;
+                request.fairness =
+                    FairnessKey::new(["ana", "ben"][i % 2], ["first", "second"][i / 2 % 2]);
                 request.decoding = DecodingParams { temperature: 0.8, top_k: 20, top_p: 0.95 };
                 request
             })

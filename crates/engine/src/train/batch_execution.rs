@@ -1,71 +1,83 @@
-//! [`BatchExecution`]: runs a batch of any size through a model in micro-batches.
+//! [`BatchExecution`]: executes the micro-batches of a pass.
 
 use super::datum::Datum;
-use super::forward_pass::{ForwardPass, MIN_SHARED_PREFIX, RUNNING_LAYER_FACTOR, TrainingSequence};
-use super::objective::{DatumLoss, TrainingObjective, TrainingOutput, report};
+use super::forward_pass::{ForwardPass, RUNNING_LAYER_FACTOR, TrainingSequence};
+use super::objective::TrainingObjective;
+use super::pass::{MicroBatch, PassProgress};
 use crate::lora::PackedLora;
-use crate::model::{
-    AdapterGradients, GradientSink, LayerActivations, Model, PackedBatch, SavedLogits,
-};
+use crate::model::{AdapterGradients, GradientSink, LayerActivations, Model, SavedLogits};
 use crate::{Error, Result};
 
 /// A model with the settings for running a batch.
 pub(super) struct BatchExecution<'a> {
     pub(super) model: &'a Model,
     pub(super) lora: Option<&'a PackedLora>,
-    /// Memory limit in bytes for the activations of a pass.
+    /// Memory limit in bytes for the activations of a micro-batch.
     pub(super) memory: usize,
-    pub(super) objective: &'a TrainingObjective<'a>,
 }
 
 impl BatchExecution<'_> {
-    /// Runs validated data forward and, if `gradients` is given, backward.
-    ///
-    /// The batch is divided into micro-batches that fit the memory limit; data with a common prefix
-    /// stay together. The sums continue over micro-batches in the same order, so the division does
-    /// not change a bit of the result.
+    /// Runs validated data forward and, if `gradients` is given, backward, in micro-batches that
+    /// fit the memory limit.
     ///
     /// # Errors
     /// [`Error::Datum`] if the loss of a datum is not finite; [`Error::OutOfMemory`] if the system
-    /// refuses memory. After an error `gradients` may contain the gradients of some data.
+    /// refuses memory. After an error `sink` may have received the gradients of some data.
     pub(super) fn run(
         &self,
+        objective: &TrainingObjective<'_>,
         data: &[Datum<'_>],
-        mut gradients: Option<(&mut AdapterGradients, &mut dyn GradientSink)>,
-    ) -> Result<TrainingOutput> {
-        let mut logprobs: Vec<Vec<f32>> = vec![Vec::new(); data.len()];
-        let mut losses: Vec<Option<DatumLoss>> = data.iter().map(|_| None).collect();
+        gradients: Option<AdapterGradients>,
+        sink: &mut dyn GradientSink,
+    ) -> Result<PassProgress> {
         let tokens: Vec<&[u32]> = data.iter().map(|datum| datum.tokens).collect();
-        for batch in PackedBatch::micro_batches(
-            &tokens,
-            MIN_SHARED_PREFIX,
-            self.max_rows(gradients.is_some()),
-        ) {
-            let sequences: Vec<TrainingSequence<'_>> =
-                batch.iter().map(|index| data[*index].sequence()).collect();
-            let memory = gradients.is_some().then_some(self.memory);
-            let (pass, target_logprobs) =
-                ForwardPass::forward(self.model, self.lora, &sequences, memory)?;
-            let mut logprob_grads = Vec::with_capacity(batch.len());
-            for (&index, target_logprobs) in batch.iter().zip(target_logprobs) {
-                let (loss, logprob_grad) = self
-                    .objective
-                    .evaluate(&data[index], &target_logprobs)
-                    .map_err(|error| error.in_datum(index))?;
-                logprob_grads.push(logprob_grad);
-                losses[index] = Some(loss);
-                logprobs[index] = target_logprobs;
-            }
-            if let Some((grads, sink)) = &mut gradients {
-                pass.backward(&logprob_grads, grads, *sink);
-            }
+        let max_rows = self.max_rows(gradients.is_some());
+        let mut pass = PassProgress::new(&tokens, gradients);
+        while let Some(batch) = pass.next(max_rows) {
+            let part: Vec<Datum<'_>> = batch.data().iter().map(|index| data[*index]).collect();
+            let advanced = self.advance(pass, objective, &batch, &part, sink, &|| false)?;
+            pass = advanced.expect("`interrupt` returns false");
         }
-        let metrics = report(data, losses.into_iter().flatten().collect());
-        Ok(TrainingOutput { logprobs, metrics })
+        Ok(pass)
+    }
+
+    /// Executes one micro-batch. `data` are the data of `batch`. Returns `None` if `interrupt`,
+    /// which is called before every layer, returned true.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub(super) fn advance(
+        &self,
+        mut pass: PassProgress,
+        objective: &TrainingObjective<'_>,
+        batch: &MicroBatch,
+        data: &[Datum<'_>],
+        sink: &mut dyn GradientSink,
+        interrupt: &dyn Fn() -> bool,
+    ) -> Result<Option<PassProgress>> {
+        let sequences: Vec<TrainingSequence<'_>> = data.iter().map(Datum::sequence).collect();
+        let memory = pass.gradients.is_some().then_some(self.memory);
+        let forward = ForwardPass::forward(self.model, self.lora, &sequences, memory, interrupt)?;
+        let Some((forward, target_logprobs)) = forward else { return Ok(None) };
+        let mut logprob_grads = Vec::with_capacity(data.len());
+        let mut losses = Vec::with_capacity(data.len());
+        for ((datum, logprobs), index) in data.iter().zip(&target_logprobs).zip(batch.data()) {
+            let evaluated = objective.evaluate(datum, logprobs);
+            let (loss, logprob_grad) = evaluated.map_err(|error| error.in_datum(*index))?;
+            logprob_grads.push(logprob_grad);
+            losses.push(loss);
+        }
+        if let Some(gradients) = &mut pass.gradients
+            && !forward.backward(&logprob_grads, gradients, sink, interrupt)
+        {
+            return Ok(None);
+        }
+        pass.record(batch, target_logprobs, losses);
+        Ok(Some(pass))
     }
 
     /// Returns the maximum number of rows whose activations fit the memory limit.
-    fn max_rows(&self, with_backward: bool) -> usize {
+    pub(super) fn max_rows(&self, with_backward: bool) -> usize {
         let (layers, logits) = if with_backward {
             (self.model.layers.len(), SavedLogits::bytes(self.model, 1))
         } else {

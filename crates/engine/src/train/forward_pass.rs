@@ -62,6 +62,8 @@ impl<'a> ForwardPass<'a> {
     /// The sequences must be valid: not empty, not longer than the context, with tokens of the
     /// vocabulary.
     ///
+    /// `interrupt` is called before every layer. Returns `None` if it returned true.
+    ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system refuses memory.
     pub(crate) fn forward(
@@ -69,7 +71,8 @@ impl<'a> ForwardPass<'a> {
         lora: Option<&'a PackedLora>,
         sequences: &[TrainingSequence<'_>],
         memory: Option<usize>,
-    ) -> Result<(Self, TargetLogprobs)> {
+        interrupt: &dyn Fn() -> bool,
+    ) -> Result<Option<(Self, TargetLogprobs)>> {
         let tokens: Vec<&[u32]> = sequences.iter().map(|sequence| sequence.tokens).collect();
         let batch = PackedBatch::pack(&tokens, MIN_SHARED_PREFIX);
         let (chunks, pages) = batch.sequence_chunks();
@@ -107,6 +110,9 @@ impl<'a> ForwardPass<'a> {
         model.embed(&pass.batch.tokens, &pass.chunks, &mut pass.work);
         let mut current = LayerActivations::default();
         for layer in 0..layers {
+            if interrupt() {
+                return Ok(None);
+            }
             pass.layer(layer, &mut current);
             if memory.is_none() {
                 continue;
@@ -128,7 +134,7 @@ impl<'a> ForwardPass<'a> {
         }
         model.norm_rows(&pass.work.x, &model.norm, &mut pass.normed, &mut pass.inverse);
         let logprobs = pass.score(sequences);
-        Ok((pass, logprobs))
+        Ok(Some((pass, logprobs)))
     }
 
     /// Runs one layer forward, in place on `work.x`.
@@ -170,15 +176,23 @@ impl<'a> ForwardPass<'a> {
 
     /// Runs backward, given the gradient with respect to every log-probability, and adds to the
     /// gradients of the adapter.
+    ///
+    /// `interrupt` is called before every layer. Returns false if it returned true: `grads` then
+    /// contains the gradients of some layers only.
+    #[must_use]
     pub(crate) fn backward(
         mut self,
         logprob_grads: &[Vec<f32>],
         grads: &mut AdapterGradients,
         sink: &mut dyn GradientSink,
-    ) {
-        let Some(mut grad) = self.head_backward(logprob_grads, grads, sink) else { return };
+        interrupt: &dyn Fn() -> bool,
+    ) -> bool {
+        let Some(mut grad) = self.head_backward(logprob_grads, grads, sink) else { return true };
         let layers = self.model.layers.len();
         for layer in (0..layers).rev() {
+            if interrupt() {
+                return false;
+            }
             let mut activations = self.activations.pop().unwrap_or_default();
             if layer + self.saved_layers < layers {
                 self.work.x = std::mem::take(&mut activations.input);
@@ -197,6 +211,7 @@ impl<'a> ForwardPass<'a> {
         if sink.is_enabled() {
             sink.embedding(&self.batch.tokens, &grad);
         }
+        true
     }
 
     /// Returns the gradient with respect to the output of the last layer, or `None` if it is zero.

@@ -96,13 +96,12 @@ impl FullTrainer {
         }
         let before: Vec<Vec<f32>> =
             self.tensors.values().map(|tensor| tensor.grad.clone()).collect();
-        let mut grads = AdapterGradients::new(&self.model, None);
         let mut sink = FullGradients { tensors: &mut self.tensors, config: &self.config };
-        let execution =
-            BatchExecution { model: &self.model, lora: None, memory: self.memory, objective };
-        let out = execution.run(data, Some((&mut grads, &mut sink))).and_then(|out| {
+        let execution = BatchExecution { model: &self.model, lora: None, memory: self.memory };
+        let gradients = AdapterGradients::new(&self.model, None);
+        let out = execution.run(objective, data, Some(gradients), &mut sink).and_then(|pass| {
             check_gradient(self.tensors.values().flat_map(|tensor| &tensor.grad))?;
-            Ok(out)
+            Ok(pass.into_output())
         });
         if out.is_err() {
             for (tensor, before) in self.tensors.values_mut().zip(before) {
@@ -364,8 +363,9 @@ mod tests {
                     let kernel = trainer.kernel.clone();
                     trainer.model = Model::load(&config, &source, Precision::F32, kernel).unwrap();
                     let sequences: Vec<_> = examples.iter().map(Datum::sequence).collect();
-                    let (_, found) =
-                        ForwardPass::forward(&trainer.model, None, &sequences, None).unwrap();
+                    let model = &trainer.model;
+                    let pass = ForwardPass::forward(model, None, &sequences, None, &|| false);
+                    let (_, found) = pass.unwrap().unwrap();
                     -found.iter().flatten().map(|p| f64::from(*p)).sum::<f64>()
                 };
                 let slope = (loss(1.0) - loss(-1.0)) / (2.0 * step);

@@ -88,7 +88,8 @@ fn log_probabilities_match_torch() {
         let lora = adapter(name, &model).packed(&model.config);
         let data = data(name);
         for (lora, field) in [(None, "base_logprobs"), (Some(&lora), "adapter_logprobs")] {
-            let (_, found) = ForwardPass::forward(&model, lora, &sequences(&data), None).unwrap();
+            let pass = ForwardPass::forward(&model, lora, &sequences(&data), None, &|| false);
+            let (_, found) = pass.unwrap().unwrap();
             for (found, datum) in found.iter().zip(&data) {
                 for (found, expected) in found.iter().zip(datum.floats(field)) {
                     assert!((found - expected).abs() < 2e-5, "{name} {field}: {found} {expected}");
@@ -108,14 +109,16 @@ fn gradients_match_torch_with_and_without_saved_activations() {
         let expected = TensorFile::open(folder(name).join("expected.safetensors")).unwrap();
         let mut before: Option<Vec<[Vec<f32>; 2]>> = None;
         for memory in [0, usize::MAX] {
-            let pass = ForwardPass::forward(&model, Some(&lora), &sequences(&data), Some(memory));
-            let (pass, _) = pass.unwrap();
+            let never = || false;
+            let sequences = sequences(&data);
+            let pass = ForwardPass::forward(&model, Some(&lora), &sequences, Some(memory), &never);
+            let (pass, _) = pass.unwrap().unwrap();
             let logprob_grads: Vec<Vec<f32>> = data
                 .iter()
                 .map(|datum| datum.floats("weights").iter().map(|w| -w).collect())
                 .collect();
             let mut grads = AdapterGradients::new(&model, Some(&lora));
-            pass.backward(&logprob_grads, &mut grads, &mut DiscardGradients);
+            assert!(pass.backward(&logprob_grads, &mut grads, &mut DiscardGradients, &never));
             let mut sums = adapter.zero_gradients();
             adapter.add_gradients(&grads, &mut sums);
             for (pair, sums) in adapter.pairs.iter().zip(&sums) {

@@ -34,7 +34,7 @@ pub struct TrainingOutput {
 }
 
 /// Loss and metrics of one datum.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum DatumLoss {
     Loss(LossSums),
     Graph { loss: f64, metrics: NamedValues },
@@ -58,14 +58,14 @@ impl TrainingObjective<'_> {
 }
 
 /// Returns the metrics of a batch: sums over the data in their order, and means for names that end
-/// with `:mean`.
-pub(super) fn report(data: &[Datum<'_>], losses: Vec<DatumLoss>) -> NamedValues {
+/// with `:mean`. `tokens` has the number of input tokens of each datum.
+pub(super) fn report(tokens: &[usize], losses: Vec<DatumLoss>) -> NamedValues {
     let mut built_in = LossMetrics::default();
     let mut custom: Option<NamedValues> = None;
     let mut total = 0.0;
-    for (datum, loss) in data.iter().zip(losses) {
+    for (tokens, loss) in tokens.iter().zip(losses) {
         match loss {
-            DatumLoss::Loss(out) => built_in.add(datum.tokens.len(), &out),
+            DatumLoss::Loss(out) => built_in.add(*tokens, &out),
             DatumLoss::Graph { loss, metrics } => {
                 total += loss;
                 match &mut custom {
@@ -82,7 +82,7 @@ pub(super) fn report(data: &[Datum<'_>], losses: Vec<DatumLoss>) -> NamedValues 
     let Some(mut sums) = custom else { return built_in.named() };
     #[expect(clippy::cast_precision_loss, reason = "batches are small")]
     for (_, sum) in sums.iter_mut().filter(|(name, _)| name.ends_with(":mean")) {
-        *sum /= data.len() as f64;
+        *sum /= tokens.len() as f64;
     }
     sums.insert(0, ("loss:sum".to_owned(), total));
     sums

@@ -1,7 +1,7 @@
 //! Training: independence of results from batching and threads, error handling, and convergence.
 
 use super::golden::{data, folder};
-use super::{Datum, TrainingObjective};
+use super::{Datum, PassProgress, TrainingObjective, TrainingOutput};
 use crate::loss::{Loss, LossInputs};
 use crate::optim::{AdamParams, OptimizerKind, StepParams};
 use crate::{Engine, EngineOptions, Error, LoraConfig, Trainer, builtin};
@@ -240,4 +240,123 @@ fn the_built_in_model_can_be_fine_tuned() {
         trainer.optim_step(&step(1e-2)).unwrap();
     }
     assert!(losses[14] < losses[0] / 4.0, "{losses:?}");
+}
+
+/// Data of different lengths; some share a prefix, and enough of them for a tree of maximum size.
+fn mixed_rows() -> Vec<Vec<u32>> {
+    let long = (0..9).map(|i| [tokens(30, 2), tokens(170, 20 + i)].concat());
+    let short = (0..12).map(|i| tokens(3 + 5 * i as usize, i));
+    let shared = (0..4).map(|i| [tokens(40, 1), tokens(6 + 3 * i as usize, 50 + i)].concat());
+    long.chain(short).chain(shared).collect()
+}
+
+/// Runs a pass in micro-batches of at most `max_rows` rows. Calls `between` with the progress after
+/// each micro-batch. Returns the output and the number of micro-batches.
+fn run_divided(
+    trainer: &mut Trainer,
+    data: &[Datum<'_>],
+    max_rows: usize,
+    between: impl Fn(&Trainer, PassProgress) -> PassProgress,
+) -> (TrainingOutput, usize) {
+    let rows: Vec<&[u32]> = data.iter().map(|datum| datum.tokens).collect();
+    let mut pass = trainer.begin_pass(&rows, true);
+    let mut count = 0;
+    while let Some(batch) = trainer.next_micro_batch(&pass, max_rows) {
+        let part: Vec<Datum<'_>> = batch.data().iter().map(|index| data[*index]).collect();
+        let advanced = trainer.run_micro_batch(pass, &CROSS_ENTROPY, &batch, &part, &|| false);
+        pass = between(trainer, advanced.unwrap().unwrap());
+        count += 1;
+    }
+    (trainer.finish_pass(pass).unwrap(), count)
+}
+
+#[test]
+fn the_division_into_micro_batches_and_interruptions_do_not_change_a_bit() {
+    let rows = mixed_rows();
+    let all: Vec<Datum<'_>> = rows.iter().map(|row| datum(row)).collect();
+    let first = tokens(12, 0);
+    let prepared = || {
+        let mut trainer = trainer("qwen3", 2);
+        // The pass adds to gradients of an earlier pass.
+        trainer.forward_backward(&CROSS_ENTROPY, &[datum(&first)]).unwrap();
+        trainer
+    };
+    let mut whole = prepared();
+    let output = whole.forward_backward(&CROSS_ENTROPY, &all).unwrap();
+    let mut counts = Vec::new();
+    for max_rows in [1, 50, 300, 1_500, usize::MAX] {
+        let mut divided = prepared();
+        let (found, count) = run_divided(&mut divided, &all, max_rows, |_, pass| pass);
+        assert_eq!(found, output, "{max_rows} rows");
+        assert_eq!(divided.gradients(), whole.gradients(), "{max_rows} rows");
+        counts.push(count);
+        // Continue each micro-batch in a new pass, as after a restart.
+        let lengths: Vec<&[u32]> = all.iter().map(|datum| datum.tokens).collect();
+        let mut interrupted = prepared();
+        let (found, _) = run_divided(&mut interrupted, &all, max_rows, |trainer, pass| {
+            let bytes = pass.to_bytes();
+            trainer.begin_pass(&lengths, true).continued(&bytes).unwrap()
+        });
+        assert_eq!(found, output, "{max_rows} rows");
+        assert_eq!(interrupted.gradients(), whole.gradients(), "{max_rows} rows");
+    }
+    // 9 long data form two trees, 4 data one; one of the 12 short data joins no tree.
+    assert_eq!((counts[0], counts[4]), (15, 1));
+    assert!(counts.is_sorted_by(|a, b| a >= b), "{counts:?}");
+}
+
+#[test]
+fn a_copy_of_the_progress_continues_after_an_interrupted_micro_batch() {
+    let rows = mixed_rows();
+    let all: Vec<Datum<'_>> = rows.iter().map(|row| datum(row)).collect();
+    let tokens: Vec<&[u32]> = all.iter().map(|datum| datum.tokens).collect();
+    let mut undisturbed = trainer("qwen3", 1);
+    let expected = undisturbed.forward_backward(&CROSS_ENTROPY, &all).unwrap();
+    // Every layer asks once forward and once backward.
+    for interrupted_at in 0..2 * undisturbed.model_layers() {
+        let mut trainer = trainer("qwen3", 1);
+        let mut pass = trainer.begin_pass(&tokens, true);
+        while let Some(batch) = trainer.next_micro_batch(&pass, 300) {
+            let part: Vec<Datum<'_>> = batch.data().iter().map(|index| all[*index]).collect();
+            let run = |pass: PassProgress, interrupt: &dyn Fn() -> bool| {
+                trainer.run_micro_batch(pass, &CROSS_ENTROPY, &batch, &part, interrupt).unwrap()
+            };
+            let copy = pass.clone();
+            let asked = std::cell::Cell::new(0);
+            let interrupt = || asked.replace(asked.get() + 1) == interrupted_at;
+            assert!(run(pass, &interrupt).is_none());
+            assert_eq!(asked.get(), interrupted_at + 1, "the micro-batch ends at once");
+            pass = run(copy, &|| false).unwrap();
+        }
+        assert_eq!(trainer.finish_pass(pass).unwrap(), expected);
+        assert_eq!(trainer.gradients(), undisturbed.gradients());
+    }
+}
+
+#[test]
+fn saved_gradients_continue_with_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("snapshot");
+    let engine = engine("qwen3", 2);
+    let config = LoraConfig { rank: 4, seed: 9, ..LoraConfig::default() };
+    let mut trainer = engine.create_trainer(config, OptimizerKind::Adam).unwrap();
+    let rows = tokens(30, 4);
+    let pass = |trainer: &mut Trainer| {
+        trainer.forward_backward(&CROSS_ENTROPY, &[datum(&rows)]).unwrap();
+    };
+    pass(&mut trainer);
+    trainer.optim_step(&step(1e-2)).unwrap();
+    pass(&mut trainer);
+    trainer.save_with_gradients(&path).unwrap();
+    let mut resumed = engine.resume_trainer(&path, OptimizerKind::Adam).unwrap();
+    assert!(resumed.gradients().iter().all(|value| *value == 0.0));
+    assert!(resumed.load_gradients(&path).unwrap());
+    assert_eq!(resumed.gradients(), trainer.gradients());
+    for trainer in [&mut trainer, &mut resumed] {
+        pass(trainer);
+        trainer.optim_step(&step(1e-2)).unwrap();
+    }
+    assert_eq!(weights(&trainer), weights(&resumed));
+    trainer.save_with_optimizer(&path).unwrap();
+    assert!(!resumed.load_gradients(&path).unwrap(), "a checkpoint has no gradients");
 }

@@ -6,14 +6,20 @@ use std::sync::Arc;
 use super::batch_execution::{BatchExecution, check_gradient};
 use super::datum::Datum;
 use super::objective::{TrainingObjective, TrainingOutput};
+use super::pass::{MicroBatch, PassProgress};
 use crate::Result;
 use crate::lora::{Adapter, LoraConfig, PackedLora};
 use crate::model::{AdapterGradients, DiscardGradients, Model};
 use crate::optim::{Optimizer, OptimizerKind, Parameter, StepParams, StepReport};
-use tinkex_weights::{AdapterFile, write_folder};
+use tinkex_weights::{
+    AdapterFile, NamedTensor, TensorFile, TensorSlice, write_folder, write_tensors,
+};
 
 /// File name of the optimizer state in an adapter folder.
 const OPTIMIZER: &str = "optimizer.safetensors";
+
+/// File name of the accumulated gradients in an adapter folder.
+const GRADIENTS: &str = "gradients.safetensors";
 
 /// A LoRA adapter with its accumulated gradients and its optimizer.
 ///
@@ -90,6 +96,12 @@ impl Trainer {
         self.grads.iter().flatten().flatten().copied().collect()
     }
 
+    /// Returns the number of layers of the model.
+    #[cfg(test)]
+    pub(crate) fn model_layers(&self) -> usize {
+        self.model.layers.len()
+    }
+
     /// Sets all B matrices to NaN.
     #[cfg(test)]
     pub(crate) fn fill_b_with_nan(&mut self) {
@@ -116,13 +128,9 @@ impl Trainer {
         data: &[Datum<'_>],
     ) -> Result<TrainingOutput> {
         self.check(objective, data)?;
-        let mut grads = AdapterGradients::new(&self.model, Some(&self.packed));
-        let out = self.execution(objective).run(data, Some((&mut grads, &mut DiscardGradients)))?;
-        let mut sums = self.grads.clone();
-        self.adapter.add_gradients(&grads, &mut sums);
-        check_gradient(sums.iter().flatten().flatten())?;
-        self.grads = sums;
-        Ok(out)
+        let gradients = AdapterGradients::new(&self.model, Some(&self.packed));
+        let pass = self.execution().run(objective, data, Some(gradients), &mut DiscardGradients)?;
+        self.finish_pass(pass)
     }
 
     /// Runs a batch forward only.
@@ -135,16 +143,93 @@ impl Trainer {
         data: &[Datum<'_>],
     ) -> Result<TrainingOutput> {
         self.check(objective, data)?;
-        self.execution(objective).run(data, None)
+        let pass = self.execution().run(objective, data, None, &mut DiscardGradients)?;
+        Ok(pass.into_output())
     }
 
-    fn execution<'a>(&'a self, objective: &'a TrainingObjective<'a>) -> BatchExecution<'a> {
-        BatchExecution {
-            model: &self.model,
-            lora: Some(&self.packed),
-            memory: self.memory,
-            objective,
+    /// Begins a pass over data with these input tokens. The pass accumulates gradients if
+    /// `backward` is true.
+    ///
+    /// A pass that is executed one micro-batch at a time has the bits of
+    /// [`forward_backward`](Self::forward_backward) or [`forward`](Self::forward), however it is
+    /// divided, if the weights do not change between its micro-batches:
+    ///
+    /// ```
+    /// # use tinkex_engine::{Engine, EngineOptions, LoraConfig, loss::Loss, optim::OptimizerKind};
+    /// # use tinkex_engine::train::Datum;
+    /// # let engine = Engine::builtin(EngineOptions::default())?;
+    /// # let mut trainer = engine.create_trainer(LoraConfig::default(), OptimizerKind::Adam)?;
+    /// # let data = [Datum { tokens: &[5, 6], targets: &[6, 7], ..Datum::default() }];
+    /// let tokens: Vec<&[u32]> = data.iter().map(|datum| datum.tokens).collect();
+    /// let mut pass = trainer.begin_pass(&tokens, true);
+    /// while let Some(batch) = trainer.next_micro_batch(&pass, 256) {
+    ///     let part: Vec<Datum<'_>> = batch.data().iter().map(|i| data[*i]).collect();
+    ///     let advanced =
+    ///         trainer.run_micro_batch(pass, &Loss::CrossEntropy.into(), &batch, &part, &|| false)?;
+    ///     pass = advanced.expect("the micro-batch is not interrupted");
+    /// }
+    /// let output = trainer.finish_pass(pass)?;
+    /// # assert_eq!(output.logprobs.len(), 1);
+    /// # Ok::<_, tinkex_engine::Error>(())
+    /// ```
+    #[must_use]
+    pub fn begin_pass(&self, tokens: &[&[u32]], backward: bool) -> PassProgress {
+        let gradients = backward.then(|| AdapterGradients::new(&self.model, Some(&self.packed)));
+        PassProgress::new(tokens, gradients)
+    }
+
+    /// Returns the next micro-batch of a pass; `None` if all data are done. The micro-batch has at
+    /// most `max_rows` rows and fits the memory limit, unless a single sequence, or sequences with
+    /// a common prefix, exceed them.
+    #[must_use]
+    pub fn next_micro_batch(&self, pass: &PassProgress, max_rows: usize) -> Option<MicroBatch> {
+        pass.next(max_rows.min(self.execution().max_rows(pass.gradients.is_some())))
+    }
+
+    /// Executes a micro-batch of a pass. `data` are the data that `batch` names, in that order.
+    /// The trainer does not change until [`finish_pass`](Self::finish_pass).
+    ///
+    /// `interrupt` is called before every layer. Returns `None` if it returned true: the pass must
+    /// then be begun again, or continue from a copy of `pass`.
+    ///
+    /// # Errors
+    /// As [`forward_backward`](Self::forward_backward). The pass has then failed.
+    ///
+    /// # Panics
+    /// If `data` has another length than `batch`.
+    pub fn run_micro_batch(
+        &self,
+        pass: PassProgress,
+        objective: &TrainingObjective<'_>,
+        batch: &MicroBatch,
+        data: &[Datum<'_>],
+        interrupt: &dyn Fn() -> bool,
+    ) -> Result<Option<PassProgress>> {
+        assert_eq!(batch.data().len(), data.len(), "one datum for each index of the micro-batch");
+        for (index, datum) in batch.data().iter().zip(data) {
+            let checked = datum.check(&self.model.config, objective);
+            checked.map_err(|error| error.in_datum(*index))?;
         }
+        let sink = &mut DiscardGradients;
+        self.execution().advance(pass, objective, batch, data, sink, interrupt)
+    }
+
+    /// Ends a pass whose data are all done: adds its gradients to the accumulated ones.
+    ///
+    /// # Errors
+    /// [`Error::NonFiniteResult`](crate::Error::NonFiniteResult) if a gradient is not finite.
+    pub fn finish_pass(&mut self, pass: PassProgress) -> Result<TrainingOutput> {
+        if let Some(gradients) = &pass.gradients {
+            let mut sums = self.grads.clone();
+            self.adapter.add_gradients(gradients, &mut sums);
+            check_gradient(sums.iter().flatten().flatten())?;
+            self.grads = sums;
+        }
+        Ok(pass.into_output())
+    }
+
+    fn execution(&self) -> BatchExecution<'_> {
+        BatchExecution { model: &self.model, lora: Some(&self.packed), memory: self.memory }
     }
 
     /// Checks that every datum is valid for the model and the objective.
@@ -218,6 +303,54 @@ impl Trainer {
             self.adapter.save(folder, &self.base)?;
             self.optimizer.save(folder.join(OPTIMIZER), &tensors)
         })
+    }
+
+    /// As [`save_with_optimizer`](Self::save_with_optimizer), and also writes the accumulated
+    /// gradients. [`load_gradients`](Self::load_gradients) reads them.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save).
+    pub fn save_with_gradients(&self, folder: &Path) -> Result<()> {
+        let names = self.names();
+        let shapes = self.shapes();
+        let tensors = named(&names, &shapes);
+        let gradients: Vec<NamedTensor<'_>> = tensors
+            .iter()
+            .zip(self.grads.iter().flatten())
+            .map(|((name, shape), values)| NamedTensor {
+                name,
+                shape,
+                values: TensorSlice::F32(values),
+            })
+            .collect();
+        write_folder(folder, |folder| {
+            self.adapter.save(folder, &self.base)?;
+            self.optimizer.save(folder.join(OPTIMIZER), &tensors)?;
+            Ok(write_tensors(folder.join(GRADIENTS), &gradients, &[])?)
+        })
+    }
+
+    /// Replaces the accumulated gradients by the gradients in a folder that
+    /// [`save_with_gradients`](Self::save_with_gradients) wrote. Returns false if the folder has no
+    /// gradients.
+    ///
+    /// # Errors
+    /// [`Error::File`](crate::Error::File) if the file cannot be read or belongs to another
+    /// adapter. The gradients are then unchanged.
+    pub fn load_gradients(&mut self, folder: &Path) -> Result<bool> {
+        let path = folder.join(GRADIENTS);
+        if !path.is_file() {
+            return Ok(false);
+        }
+        let file = TensorFile::open(&path)?;
+        let mut gradients = Vec::with_capacity(self.grads.len());
+        for (names, shapes) in self.names().iter().zip(self.shapes()) {
+            let read =
+                |matrix: usize| file.tensor(&names[matrix])?.with_shape(&shapes[matrix])?.to_f32();
+            gradients.push([read(0)?, read(1)?]);
+        }
+        self.grads = gradients;
+        Ok(true)
     }
 
     /// Returns whether a folder contains optimizer state, as

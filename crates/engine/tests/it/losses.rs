@@ -297,6 +297,23 @@ fn a_token_without_advantage_may_have_an_infinite_logprob() {
     assert!(matches!(error, Error::NonFiniteInput { index: 0, .. }), "{error}");
 }
 
+/// Bug: the infinite difference of the first token made the ratio of the sequence infinite, and all
+/// other tokens were clipped.
+#[test]
+fn an_infinite_logprob_of_a_token_without_advantage_is_no_part_of_the_sequence_ratio() {
+    let loss = Loss::parse("gspo", &[], UnverifiedLosses::Reject).unwrap();
+    let inputs = LossInputs {
+        logprobs: Some(&[f32::NEG_INFINITY, -1.0]),
+        advantages: Some(&[0.0, 1.0]),
+        sequence_ratio_mask: Some(&[1.0, 1.0]),
+        ..LossInputs::default()
+    };
+    loss.check(&[2], &inputs).unwrap();
+    let mut slope = [0.0; 2];
+    let out = loss.evaluate(&inputs, &[-1.0, -1.0], &mut slope).unwrap();
+    assert_eq!((out.loss, slope, out.clipped_fraction), (-1.0, [0.0, -1.0], Some(0.0)));
+}
+
 #[test]
 fn an_overflowing_ratio_is_an_error_that_names_the_token() {
     let loss = Loss::ImportanceSampling;

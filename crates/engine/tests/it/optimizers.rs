@@ -133,6 +133,19 @@ fn adam(learning_rate: f64) -> StepParams {
     StepParams::Adam(AdamParams { learning_rate, ..AdamParams::default() })
 }
 
+/// Bug: the error advised a lower learning rate, which does not help.
+#[test]
+fn a_gradient_whose_square_overflows_can_be_clipped() {
+    let (mut tensors, mut gradients) = two_tensors();
+    gradients[1][1] = 1e20;
+    let mut optimizer = Optimizer::new(OptimizerKind::Adam, &tensors.lengths());
+    let error = tensors.step(&mut optimizer, &adam(0.1), &gradients).unwrap_err().to_string();
+    assert!(error.contains("the squared gradient of"), "{error}");
+    assert!(error.contains("discard the gradient, or repeat the step with grad_clip_norm"));
+    let clipped = StepParams::Adam(AdamParams { grad_clip_norm: 1.0, ..AdamParams::default() });
+    tensors.step(&mut optimizer, &clipped, &gradients).unwrap();
+}
+
 #[test]
 fn a_failed_step_changes_nothing() {
     let dimuon = OptimizerKind::Dimuon { rank: 2 };

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use tinkex_autodiff::LossProgram;
 use tinkex_backend::model_outcome::{
-    already_saved, checkpoint_record, close_run, open_run, saved_outcome, usage_key,
+    already_saved, checkpoint_metadata, checkpoint_record, close_run, open_run, saved_outcome,
+    usage_key,
 };
 use tinkex_backend::operation::{CheckpointLoad, CheckpointSave, ModelOperation};
 use tinkex_backend::outcome::Outcome;
@@ -135,7 +136,8 @@ impl RunTask {
         let row = CheckpointRecord { request: Some(id.clone()), ..row };
         let usage = vec![(usage_key(clock, run, UsageMeter::Checkpoints), 1)];
         let outcome = saved_outcome(&save.path, 0).with_usage(usage);
-        Ok(outcome.with_record(Record::Checkpoint(row)))
+        let metadata = Record::Metadata(checkpoint_metadata(save));
+        Ok(outcome.with_record(Record::Checkpoint(row)).with_record(metadata))
     }
 
     async fn save_for_sampler(

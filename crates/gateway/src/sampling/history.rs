@@ -57,7 +57,8 @@ pub(super) fn sample_history(
         queued: 0,
         computed: micros(computed),
         weights: LoggedWeights { base_model: sample.base_model.clone(), folder },
-        session: sample.session.clone(),
+        owner: sample.account.owner.clone(),
+        session: sample.account.session.clone(),
         source: match sample.sink {
             None => SampleSource::Tinker,
             Some(_) => SampleSource::Inference,

@@ -37,7 +37,7 @@ pub(super) async fn run(upstream: Arc<Upstream>, id: RequestId, sample: RelayedS
                 target: log::REQUEST,
                 operation = "sample",
                 request_id = %id,
-                session_id = %sample.session,
+                session_id = %sample.account.session,
                 upstream = %upstream.handle.name,
                 tokens,
                 seconds = start.elapsed().as_secs_f64(),
@@ -48,7 +48,7 @@ pub(super) async fn run(upstream: Arc<Upstream>, id: RequestId, sample: RelayedS
             target: log::REQUEST,
             operation = "sample",
             request_id = %id,
-            session_id = %sample.session,
+            session_id = %sample.account.session,
             upstream = %upstream.handle.name,
             error = fault.reason(),
             "request failed"
@@ -159,12 +159,8 @@ impl Upstream {
         self.context.metrics.prompt_tokens.add(prompt);
         self.context.metrics.sampled_tokens.add(sampled);
         let cached = u64::from(response.prompt_cache_hit_tokens).min(prompt);
-        let key = |meter| UsageKey {
-            hour: self.context.clock().hour(),
-            session: sample.session.clone(),
-            base_model: sample.base_model.clone(),
-            meter,
-        };
+        let hour = self.context.clock().hour();
+        let key = |meter| UsageKey::new(hour, &sample.account, &sample.base_model, meter);
         [
             (UsageMeter::Prefill, prompt - cached),
             (UsageMeter::CachedPrefill, cached),

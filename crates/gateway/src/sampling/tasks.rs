@@ -113,6 +113,7 @@ mod tests {
     use tinkex_store::history::{HistoryOptions, HistoryRecorder};
     use tinkex_store::random::RandomSource;
     use tinkex_store::store::Store;
+    use tinkex_store::user::{Account, UserId};
 
     use super::*;
     use crate::UpstreamServer;
@@ -140,10 +141,11 @@ mod tests {
             tinkex_wire::ModelInput::from(vec![1_u32]),
             tinkex_wire::SamplingParams::new(),
         );
+        let account = Account { owner: UserId::default(), session: "s".into() };
         let sample = Box::new(RelayedSample {
             base_model: "m".to_owned(),
             path: None,
-            session: "s".into(),
+            account,
             request,
             sink: None,
         });

@@ -108,7 +108,7 @@ impl EndpointRequest for CountTokensRequest {
 
     fn start(self, model: &dyn ServedModel, _: i64) -> Result<PendingResponse, InferenceError> {
         let chat = ChatModel::of(model)?;
-        let input_tokens = self.conversation.count_tokens(&chat)?;
+        let input_tokens = self.conversation.count_tokens(model, &chat)?;
         let response = InferenceResponse::json(None, &TokenCount { input_tokens })?;
         Ok(Box::pin(std::future::ready(Ok(response))))
     }

@@ -38,7 +38,7 @@ impl MessagesRequest {
     pub(super) fn parse(body: &[u8]) -> Result<Self, InferenceError> {
         let mut parameters = Parameters::parse(body)?;
         let max_tokens: u32 = parameters.require("max_tokens")?;
-        let prompt = CountTokensRequest::read_prompt(&mut parameters)?;
+        let prompt = CountTokensRequest::read_prompt(&mut parameters, body.len())?;
         let mut generation = GenerationRequest::new(Vec::new());
         generation.max_tokens = Some(max_tokens);
         generation.temperature = parameters.take("temperature")?.unwrap_or(1.0);
@@ -63,20 +63,20 @@ impl CountTokensRequest {
     /// Names the parameter that is missing, invalid or not supported.
     pub(super) fn parse(body: &[u8]) -> Result<Self, InferenceError> {
         let mut parameters = Parameters::parse(body)?;
-        let request = Self::read_prompt(&mut parameters)?;
+        let request = Self::read_prompt(&mut parameters, body.len())?;
         parameters.finish()?;
         Ok(request)
     }
 
-    /// Reads the parameters of the prompt.
-    fn read_prompt(parameters: &mut Parameters) -> Result<Self, InferenceError> {
+    /// Reads the parameters of the prompt from a body of `body_bytes` bytes.
+    fn read_prompt(parameters: &mut Parameters, body_bytes: usize) -> Result<Self, InferenceError> {
         parameters.ignore(IGNORED);
         let model = parameters.require("model")?;
         let messages: Vec<Box<RawValue>> = parameters.require("messages")?;
         let mut all: Vec<_> = message_blocks::system(parameters)?.into_iter().collect();
         all.extend(message_blocks::read(&messages)?);
         let continues = all.last().is_some_and(tinkex_text::Message::is_assistant);
-        let mut conversation = ChatRequest::new(all);
+        let mut conversation = ChatRequest::new(all, body_bytes);
         if continues {
             conversation.end = PromptEnd::ContinueLast;
         }

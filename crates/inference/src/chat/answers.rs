@@ -13,7 +13,9 @@ use super::answer::{Answer, AnswerUpdate};
 use super::answer_reader::AnswerReader;
 use super::chat_model::ChatModel;
 use super::request::ChatRequest;
-use crate::{GenerationProgress, GenerationRequest, InferenceError, ServedModel, TokenStream};
+use crate::{
+    GenerationProgress, GenerationRequest, InferenceError, ServedModel, TextLimit, TokenStream,
+};
 
 /// Answers to one conversation. Dropping them cancels the generation.
 pub(crate) struct Answers {
@@ -48,8 +50,8 @@ impl Answers {
         conversation: &ChatRequest,
         mut request: GenerationRequest,
     ) -> Result<Self, InferenceError> {
-        let prompt = conversation.prompt(chat)?;
-        request.prompt = prompt.tokens(chat)?;
+        let prompt = conversation.prompt(chat, TextLimit::new(model, &chat.tokenizer))?;
+        request.prompt = prompt.tokens(model, chat)?;
         if !request.ignore_eos {
             request.stop_tokens.extend(&*chat.end_tokens);
         }

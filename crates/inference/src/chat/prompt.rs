@@ -1,10 +1,10 @@
 //! [`AnswerPrompt`]: a conversation as the model reads it.
 
-use tinkex_text::{AnswerParser, ReasoningStart};
+use tinkex_text::{AnswerParser, ErrorKind, ReasoningStart};
 
 use super::chat_model::ChatModel;
 use super::request::{ChatRequest, PromptEnd};
-use crate::InferenceError;
+use crate::{InferenceError, ServedModel, TextLimit, encode};
 
 /// The prompt for an answer, and the parser for the answer.
 #[derive(Debug)]
@@ -15,10 +15,15 @@ pub(super) struct AnswerPrompt {
 }
 
 impl ChatRequest {
-    /// Renders the prompt with the chat template of a model.
-    pub(super) fn prompt(&self, model: &ChatModel) -> Result<AnswerPrompt, InferenceError> {
+    /// Renders the prompt with the chat template of a model. `limit` is the limit on texts.
+    pub(super) fn prompt(
+        &self,
+        model: &ChatModel,
+        limit: TextLimit,
+    ) -> Result<AnswerPrompt, InferenceError> {
         self.check_tools()?;
-        let mut format = model.format.clone();
+        let max_bytes = limit.rendered_bytes(self.body_bytes);
+        let mut format = model.format.clone().max_bytes(max_bytes);
         for (name, value) in &self.variables {
             format = format.variable(name, value);
         }
@@ -31,7 +36,15 @@ impl ChatRequest {
             PromptEnd::ContinueLast => format.render_continuation(&self.messages),
             PromptEnd::AfterLast => format.render(&self.messages),
         };
-        let invalid = |error| InferenceError::invalid("messages", error);
+        let invalid = |error: tinkex_text::Error| {
+            let too_long = error.kind() == ErrorKind::TooLong;
+            // If the limit on texts is the reason, that limit has the better message.
+            let limited = limit.check("messages", max_bytes.saturating_add(1));
+            match limited {
+                Err(limited) if too_long => limited,
+                _ => InferenceError::invalid("messages", error),
+            }
+        };
         let mut text = rendered.map_err(invalid)?;
         let reasoning = match format.reasoning_start(&text) {
             // The message that is continued already has content, so its reasoning has ended.
@@ -64,17 +77,23 @@ impl ChatRequest {
     ///
     /// # Errors
     /// Names the parameter that is invalid or that the chat template rejects.
-    pub(crate) fn count_tokens(&self, model: &ChatModel) -> Result<usize, InferenceError> {
-        Ok(self.prompt(model)?.tokens(model)?.len())
+    pub(crate) fn count_tokens(
+        &self,
+        model: &dyn ServedModel,
+        chat: &ChatModel,
+    ) -> Result<usize, InferenceError> {
+        Ok(self.prompt(chat, TextLimit::new(model, &chat.tokenizer))?.tokens(model, chat)?.len())
     }
 }
 
 impl AnswerPrompt {
     /// Returns the tokens of the prompt. The template writes the special tokens itself.
-    pub(super) fn tokens(&self, model: &ChatModel) -> Result<Vec<u32>, InferenceError> {
-        let tokens = model.tokenizer.encode_piece(&self.text);
-        let tokens = tokens.map_err(|error| InferenceError::invalid("messages", error))?;
-        Ok(tokens.to_vec())
+    pub(super) fn tokens(
+        &self,
+        model: &dyn ServedModel,
+        chat: &ChatModel,
+    ) -> Result<Vec<u32>, InferenceError> {
+        encode(model, &chat.tokenizer, "messages", &self.text, false)
     }
 }
 
@@ -91,6 +110,8 @@ mod tests {
         {% if add_generation_prompt %}<assistant>{% if think %}<think>\n{% endif %}{% endif %}\
         {# <tool_call> </think> #}";
 
+    const UNLIMITED: TextLimit = TextLimit::server_only(usize::MAX);
+
     const TOKENIZER: &str =
         r#"{"version":"1.0","model":{"type":"WordLevel","unk_token":"?","vocab":{"?":0}}}"#;
 
@@ -101,7 +122,7 @@ mod tests {
     }
 
     fn conversation(choice: ToolChoice, names: &[&str]) -> ChatRequest {
-        let mut conversation = ChatRequest::new(vec![Message::user("a")]);
+        let mut conversation = ChatRequest::new(vec![Message::user("a")], 0);
         let tool = |name: &&str| {
             let schema = serde_json::value::to_raw_value(&serde_json::json!({})).unwrap();
             Tool::function((*name).to_owned(), None, &schema).unwrap()
@@ -112,7 +133,7 @@ mod tests {
     }
 
     fn prompt_text(conversation: &ChatRequest) -> String {
-        conversation.prompt(&model(TEMPLATE)).unwrap().text
+        conversation.prompt(&model(TEMPLATE), UNLIMITED).unwrap().text
     }
 
     #[test]
@@ -136,7 +157,7 @@ mod tests {
 
         // The call follows the reasoning, which the prompt has opened.
         any.variables.push(("think".to_owned(), true.into()));
-        let mut prompt = any.prompt(&model(TEMPLATE)).unwrap();
+        let mut prompt = any.prompt(&model(TEMPLATE), UNLIMITED).unwrap();
         assert!(prompt.text.ends_with("<think>\n\n</think>\n\n<tool_call>\n{\"name\": \""));
         let mut events = prompt.parser.push("g\"}</tool_call>");
         events.extend(prompt.parser.finish());
@@ -157,14 +178,14 @@ mod tests {
         let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
         let format = tokenizer.chat().unwrap();
         let model = ChatModel { tokenizer, format, end_tokens: [].into() };
-        let prompt = conversation(ToolChoice::Required, &["f"]).prompt(&model).unwrap();
+        let prompt = conversation(ToolChoice::Required, &["f"]).prompt(&model, UNLIMITED).unwrap();
         assert!(prompt.text.ends_with("{\"name\": \"f\", \"arguments\": "), "{}", prompt.text);
     }
 
     #[test]
     fn tool_choices_that_are_not_possible_are_refused() {
         let refused = |conversation: &ChatRequest, template: &str| {
-            let error = conversation.prompt(&model(template)).unwrap_err();
+            let error = conversation.prompt(&model(template), UNLIMITED).unwrap_err();
             error.param.unwrap()
         };
         let plain = "{{ messages[0].content }}";
@@ -178,5 +199,20 @@ mod tests {
         assert_eq!(refused(&continued, TEMPLATE), "tool_choice");
         continued.tool_choice = ToolChoice::Auto;
         assert_eq!(refused(&continued, TEMPLATE), "messages", "the last message is the user's");
+    }
+
+    #[test]
+    fn a_template_that_writes_without_end_is_refused() {
+        let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ messages[0].content }}\
+            {% endfor %}{% endfor %}";
+        let conversation = ChatRequest::new(vec![Message::user("abcdefgh")], 100);
+        let error = conversation.prompt(&model(endless), UNLIMITED).unwrap_err();
+        assert_eq!(error.param(), Some("messages"));
+        assert!(error.to_string().contains("writes more than 32768 bytes"), "{error}");
+        let error = conversation.prompt(&model(endless), TextLimit::server_only(99)).unwrap_err();
+        assert!(error.to_string().contains("memory to tokenize 99 bytes"), "{error}");
+        let busy = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
+        let error = conversation.prompt(&model(busy), UNLIMITED).unwrap_err();
+        assert!(error.to_string().contains("steps for this conversation"), "{error}");
     }
 }

@@ -19,6 +19,8 @@ pub(crate) struct ChatRequest {
     pub(crate) end: PromptEnd,
     /// Variables for the template.
     pub(crate) variables: Vec<(String, serde_json::Value)>,
+    /// Size of the body of the request in bytes, which limits the size of the prompt.
+    pub(crate) body_bytes: usize,
 }
 
 /// What follows the messages in the prompt.
@@ -35,8 +37,10 @@ pub(crate) enum PromptEnd {
 
 impl ChatRequest {
     /// Creates a conversation without tools that the model answers with a new message.
-    pub(crate) fn new(messages: Vec<Message>) -> Self {
+    /// `body_bytes` is the size of the body of the request.
+    pub(crate) fn new(messages: Vec<Message>, body_bytes: usize) -> Self {
         Self {
+            body_bytes,
             messages,
             tools: Vec::new(),
             tool_choice: ToolChoice::Auto,

@@ -39,7 +39,7 @@ impl ChatCompletionRequest {
         let logprobs = parameters.take("logprobs")?.unwrap_or(false);
         generation.top_logprobs = top_logprobs(&mut parameters, logprobs)?;
         let messages: Vec<Box<RawValue>> = parameters.require("messages")?;
-        let mut conversation = ChatRequest::new(chat_messages::read(&messages)?);
+        let mut conversation = ChatRequest::new(chat_messages::read(&messages)?, body.len());
         conversation.tools = tools(&mut parameters)?;
         conversation.tool_choice = tool_choice(&mut parameters)?;
         conversation.parallel_tool_calls = parameters.take("parallel_tool_calls")?.unwrap_or(true);

@@ -5,7 +5,7 @@ use tinkex_text::Tokenizer;
 
 use super::choice::ChoiceContent;
 use super::sampling::{self, Delivery};
-use crate::{GenerationRequest, InferenceError, Parameters};
+use crate::{GenerationRequest, InferenceError, Parameters, ServedModel, encode};
 
 /// Number of tokens of a completion if the request has no `max_tokens`, as in the OpenAI API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -95,13 +95,15 @@ impl Prompt {
     ///
     /// # Errors
     /// Fails for a text if there is no tokenizer, and for a prompt without tokens.
-    pub(super) fn tokens(&self, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, InferenceError> {
+    pub(super) fn tokens(
+        &self,
+        model: &dyn ServedModel,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Vec<u32>, InferenceError> {
         let invalid = |reason: &dyn std::fmt::Display| InferenceError::invalid("prompt", reason);
         let tokens = match (self, tokenizer) {
             (Self::Tokens(tokens), _) => tokens.clone(),
-            (Self::Text(text), Some(tokenizer)) => {
-                tokenizer.encode(text).map_err(|error| invalid(&error))?.to_vec()
-            }
+            (Self::Text(text), Some(tokenizer)) => encode(model, tokenizer, "prompt", text, true)?,
             (Self::Text(_), None) => {
                 return Err(invalid(&"the model has no tokenizer; send token ids"));
             }
@@ -125,6 +127,7 @@ impl Prompt {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text_limit::tests::Refusing;
 
     #[test]
     fn a_prompt_has_four_forms() {
@@ -146,7 +149,8 @@ mod tests {
             assert_eq!(error.param.as_deref(), Some("prompt"), "{invalid}");
         }
         let empty = read("[]").unwrap();
-        assert!(empty[0].tokens(None).is_err() && text("a").tokens(None).is_err());
+        let tokens = |prompt: &Prompt| prompt.tokens(&Refusing, None);
+        assert!(tokens(&empty[0]).is_err() && tokens(&text("a")).is_err());
     }
 
     #[test]

@@ -33,7 +33,7 @@ impl PromptCompletion {
         prompt: &Prompt,
         first_choice: usize,
     ) -> Result<Self, InferenceError> {
-        let prompt_tokens = prompt.tokens(tokenizer)?;
+        let prompt_tokens = prompt.tokens(model, tokenizer)?;
         let mut generation = request.generation.clone();
         let count = usize::try_from(generation.completions).unwrap_or(usize::MAX);
         if request.echo || request.delivery.return_token_ids {

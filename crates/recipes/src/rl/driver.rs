@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::batch::{KlPenalty, PreparedBatch, mean_reward, prompts_of_step};
+use super::is_policy_temperature;
 use super::prompt::RlPrompt;
 use super::report::RlReport;
 use super::run::{BestCheckpoint, RlOutcome};
@@ -202,6 +203,10 @@ impl RlLoop {
         }
         policy.send_replace(SamplingPolicy { step: done, sampler: sampler.clone() });
         let mut report = prepared.report(output.as_ref());
+        if !is_policy_temperature(&self.episodes.params) {
+            // The sampled log-probabilities are at another temperature than the trained ones.
+            report.kl = None;
+        }
         report.time.training = start.elapsed().as_secs_f64();
         report.learning_rate = settings.adam.learning_rate;
         match saved {

@@ -273,7 +273,8 @@ impl Rl {
     /// have none. Defaults to at most 256 tokens at temperature 1.
     ///
     /// The losses assume that completions are sampled from the policy itself: a temperature other
-    /// than 1, `top_k` and `top_p` bias the gradient.
+    /// than 1, `top_k` and `top_p` bias the gradient. At another temperature than 1, reports have no
+    /// [`kl`](RlReport::kl), and [`kl_coef`](Self::kl_coef) must be 0.
     pub fn sampling(mut self, params: SamplingParams) -> Self {
         self.params = params;
         self
@@ -364,6 +365,14 @@ impl Rl {
         }
         if !(self.kl_coef.is_finite() && self.kl_coef >= 0.0) {
             return invalid("cannot start the run: the KL coefficient must be at least 0");
+        }
+        if self.kl_coef > 0.0 && !is_policy_temperature(&self.params) {
+            // The server computes the log-probabilities of the reference at temperature 1. Compared
+            // with log-probabilities at another temperature, they differ even for equal weights.
+            return invalid(
+                "cannot start the run: a KL penalty needs samples at temperature 1; remove the \
+                 penalty or set the temperature to 1",
+            );
         }
         let tokenizer = match self.tokenizer.clone() {
             Some(tokenizer) => tokenizer,
@@ -524,4 +533,10 @@ impl fmt::Debug for Rl {
             .field("prompts", &self.prompts.len())
             .finish_non_exhaustive()
     }
+}
+
+/// Returns whether samples are drawn at temperature 1, the temperature at which the server computes
+/// the log-probabilities of training data and references.
+fn is_policy_temperature(params: &SamplingParams) -> bool {
+    params.temperature.to_bits() == 1.0_f64.to_bits()
 }

@@ -23,7 +23,8 @@ pub struct RlReport {
     /// skipped, because all its groups have constant rewards.
     pub loss: Option<f64>,
     /// Kullback–Leibler divergence of the trained policy from the policy that sampled, estimated
-    /// per token before the update. `None` if the batch was skipped.
+    /// per token before the update. `None` if the batch was skipped, or was sampled at another
+    /// temperature than 1.
     pub kl: Option<f64>,
     /// Kullback–Leibler divergence of the sampling policy from the starting weights, estimated per
     /// token. `None` without a KL penalty.

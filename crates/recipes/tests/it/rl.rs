@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use tinkex::testing::{FakeServer, Reply, Route};
-use tinkex::{ErrorKind, ServiceClient};
+use tinkex::{ErrorKind, SamplingParams, ServiceClient};
 use tinkex_recipes::rl::{Completion, Environment, Rl, RlPrompt, RlReport, RlRun, Turn};
 
 use crate::tiny;
@@ -70,6 +70,23 @@ async fn a_step_samples_groups_and_trains_on_their_advantages() {
     assert_eq!(advantages, [0.5, -0.5, 0.5, -0.5]);
     let outcome = run.outcome().unwrap();
     assert!(outcome.finished && outcome.sampler.is_some() && outcome.checkpoint.is_some());
+}
+
+/// Bug: log-probabilities at the sampling temperature were compared with log-probabilities at
+/// temperature 1, so `kl` was not 0 for equal weights.
+#[tokio::test(start_paused = true)]
+async fn divergences_are_not_computed_across_temperatures() {
+    let server = FakeServer::new();
+    let warm = || rl().sampling(SamplingParams::default().max_tokens(4).temperature(0.7));
+    let mut run = warm().start(&service(&server)).await.unwrap();
+    assert!(
+        reports(&mut run).await.iter().all(|report| report.loss.is_some() && report.kl.is_none())
+    );
+    let calls = server.calls().len();
+    let error = warm().kl_coef(0.1).start(&service(&server)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(error.message().contains("a KL penalty needs samples at temperature 1"), "{error}");
+    assert_eq!(server.calls().len(), calls);
 }
 
 #[tokio::test(start_paused = true)]

@@ -25,8 +25,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tinkex_engine::Engine;
-use tinkex_engine::decode::{DecodingParams, StopConditions};
-use tinkex_engine::sample::{PromptScoring, SampleRequest};
+use tinkex_engine::sample::SampleRequest;
 
 use child_server::ChildOptions;
 use connection::{Connection, Pool};
@@ -97,18 +96,8 @@ fn engine_seconds(count: u32) -> f64 {
     let base = engine.base_weights();
     let start = Instant::now();
     for i in 0..count {
-        let request = SampleRequest {
-            prompt: vec![i % 90 + 1],
-            samples: 1,
-            max_tokens: Some(TOKENS as usize),
-            decoding: DecodingParams { temperature: 1.0, top_k: -1, top_p: 1.0 },
-            seed: u64::from(i),
-            stop: StopConditions::default(),
-            vocabulary: None,
-            raw_logprobs: false,
-            top_k: 0,
-            scoring: PromptScoring::default(),
-        };
+        let mut request = SampleRequest::new(vec![i % 90 + 1], TOKENS as usize);
+        request.seed = u64::from(i);
         sampler.add(&base, request).unwrap();
     }
     while !sampler.is_idle() {

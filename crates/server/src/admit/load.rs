@@ -8,14 +8,16 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use parking_lot::MutexGuard;
 use tinkex_backend::operation::CheckpointLoad;
 use tinkex_backend::upstream::UpstreamOperation;
 use tinkex_engine::Trainer;
 use tinkex_store::error::ServerError;
 use tinkex_store::store::{
-    CheckpointRecord, LoraSettings, ModelRunRecord, Record, RequestKind, RequestRecord,
-    SequenceScope, Store, UpstreamRun,
+    CheckpointRecord, LoraSettings, MetadataRecord, ModelRunRecord, Record, RequestKind,
+    RequestRecord, SequenceScope, SharedWith, Store, UpstreamRun, UserStore,
 };
+use tinkex_store::user::Principal;
 use tinkex_store::weights::{Backend, WeightsLocation};
 use tinkex_wire::codec::json;
 use tinkex_wire::{
@@ -27,7 +29,7 @@ use super::readmit::backend_of;
 use super::training::{ModelRequest, enqueue_restored, random_seed, validate_optimizer};
 use super::{
     Admission, CREATION_SEQ, NextStep, Submission, digest, find_original, next_seq,
-    reject_seq_on_error, require_run, require_session, submit,
+    reject_seq_on_error, require_run, submit,
 };
 use crate::backends::RunBackend;
 use crate::operation::{EngineOperation, Operation, RunOperation};
@@ -38,13 +40,15 @@ const FIRST_SEQ: u64 = CREATION_SEQ + 1;
 /// Admits loading a checkpoint: into an existing model, or as a new model.
 pub(crate) fn load_weights(
     admission: &Arc<Admission>,
+    principal: &Principal,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
     let request: LoadWeights = json::decode(&body)?;
-    let admitted = validate_and_submit(admission, &request, body);
+    let admitted = validate_and_submit(admission, principal, &request, body);
     match &request.model_id {
         Some(model) => {
-            reject_seq_on_error(admission, model, request.seq_id.map(Seq::get), admitted)
+            let seq = request.seq_id.map(Seq::get);
+            reject_seq_on_error(admission, principal, model, seq, admitted)
         }
         None => admitted,
     }
@@ -134,6 +138,7 @@ struct LoadRequest<'a> {
 
 fn validate_and_submit(
     admission: &Arc<Admission>,
+    principal: &Principal,
     request: &LoadWeights,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
@@ -142,8 +147,10 @@ fn validate_and_submit(
     let target = LoadTarget::of(request)?;
     let load = LoadRequest { request, digest: digest::of_bytes(&body), body, path };
     match target {
-        LoadTarget::Existing(model) => load.submit_to_existing_model(admission, model),
-        LoadTarget::New { session, number } => load.submit_as_new_model(admission, session, number),
+        LoadTarget::Existing(model) => load.submit_to_existing_model(admission, principal, model),
+        LoadTarget::New { session, number } => {
+            load.submit_as_new_model(admission, principal, session, number)
+        }
     }
 }
 
@@ -165,10 +172,13 @@ impl LoadRequest<'_> {
     fn submit_to_existing_model(
         self,
         admission: &Arc<Admission>,
+        principal: &Principal,
         model: ModelId,
     ) -> Result<RequestId, ServerError> {
-        let store = admission.store();
-        let run = require_run(&store, &model)?;
+        let user_store = admission.store_of(principal);
+        let run = require_run(&user_store, &model)?;
+        let source = self.source(&user_store);
+        let store = user_store.into_inner();
         let scope = SequenceScope::Model(model);
         let seq = self.request.seq_id.map(Seq::get);
         let seq = seq.unwrap_or_else(|| next_seq(admission, &store, &scope));
@@ -178,7 +188,7 @@ impl LoadRequest<'_> {
                  may load"
             )));
         }
-        let Some(source) = self.source(&store) else {
+        let Some(source) = source else {
             return self.without_source(&store, &scope, seq);
         };
         check_compatible(self.request, &run, &source)?;
@@ -187,6 +197,7 @@ impl LoadRequest<'_> {
             kind: RequestKind::LoadWeights,
             seq: Some(seq),
             digest: self.digest,
+            tokens: 0,
             body: self.body,
             operation: load_operation(
                 admission.backends.of_run(&run)?,
@@ -203,32 +214,42 @@ impl LoadRequest<'_> {
     fn submit_as_new_model(
         self,
         admission: &Arc<Admission>,
+        principal: &Principal,
         session: SessionId,
         number: u32,
     ) -> Result<RequestId, ServerError> {
-        let store = admission.store();
-        require_session(&store, &session)?;
+        let user_store = admission.store_of(principal);
+        user_store.open_session(&session)?;
+        let source = self.source(&user_store);
+        let store = user_store.into_inner();
         let model = ModelId::in_session(&session, number);
         let scope = SequenceScope::Model(model.clone());
         let seq = CREATION_SEQ;
-        let Some(source) = self.source(&store) else {
+        let Some(source) = source else {
             return self.without_source(&store, &scope, seq);
         };
         self.check_optimizer_state(admission, &source)?;
+        let metadata = self.request.user_metadata.as_ref();
+        let name = MetadataRecord::run_name(metadata);
+        let metadata = MetadataRecord::new(&model, metadata);
         let run = ModelRunRecord {
             id: model.clone(),
+            owner: store.account(&session).owner,
             session: session.clone(),
             number,
             base_model: base_model(admission, self.request, &source)?,
             lora: LoraSettings { seed: random_seed(admission), ..source.lora },
             optimizer: optimizer(self.request, &source)?,
-            user_metadata: self.request.user_metadata.clone(),
+            metadata_bytes: metadata.bytes(),
+            name,
             created_at: store.clock.now(),
             closed: None,
             snapshot: None,
             last_seq: None,
             project_id: None,
             upstream: self.upstream_run(admission, &source)?,
+            dropped_pass: None,
+            shared_with: SharedWith::default(),
         };
         let backend = admission.backends.of_run(&run)?;
         let operation = load_operation(backend, self.request, source.weights, source.path, seq)?;
@@ -240,8 +261,9 @@ impl LoadRequest<'_> {
             digest: self.digest,
             seed: run.lora.seed,
             samples: 0,
+            tokens: 0,
             body: self.body,
-            records: vec![Record::Run(run)],
+            records: vec![Record::Run(run), Record::Metadata(metadata)],
             next: NextStep::Enqueue(Operation::Model { model, seq, operation }),
         };
         submit(admission, store, submission)
@@ -285,9 +307,9 @@ impl LoadRequest<'_> {
         }
     }
 
-    /// Returns the checkpoint to load, if it exists.
-    fn source(&self, store: &Store) -> Option<CheckpointRecord> {
-        store.checkpoint(&self.path).map(|entry| entry.row.clone())
+    /// Returns the checkpoint to load, if it exists for the principal.
+    fn source(&self, store: &UserStore<'_, MutexGuard<'_, Store>>) -> Option<CheckpointRecord> {
+        store.checkpoint(&self.path).ok().cloned()
     }
 
     /// Handles a request whose checkpoint does not exist. If the request is a retry, returns the id

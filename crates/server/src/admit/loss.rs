@@ -6,10 +6,11 @@ use bytes::Bytes;
 use tinkex_autodiff::LossProgram;
 use tinkex_store::error::ServerError;
 use tinkex_store::store::{RequestKind, RequestRecord, SequenceScope, loss_id};
+use tinkex_store::user::Principal;
 use tinkex_wire::codec::json;
 use tinkex_wire::{CreateCustomLoss, RequestId};
 
-use super::{Admission, NextStep, Submission, digest, require_session, submit};
+use super::{Admission, NextStep, Submission, digest, submit};
 
 /// Maximum size of an uploaded graph in bytes.
 const MAX_GRAPH_BYTES: usize = 1 << 20;
@@ -20,6 +21,7 @@ const MAX_EVALUATION_BYTES: usize = 1 << 30;
 /// Admits a custom loss. The graph is validated at admission, so the worker has nothing to execute.
 pub(crate) fn create_custom_loss(
     admission: &Arc<Admission>,
+    principal: &Principal,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
     if body.len() > MAX_GRAPH_BYTES {
@@ -32,8 +34,9 @@ pub(crate) fn create_custom_loss(
     let session = request.session_id.clone();
     let seq = u64::from(request.custom_loss_seq_id);
     let program = Arc::new(compile(admission, request)?);
-    let store = admission.store();
-    require_session(&store, &session)?;
+    let store = admission.store_of(principal);
+    store.open_session(&session)?;
+    let store = store.into_inner();
     let submission = Submission {
         kind: RequestKind::CreateCustomLoss,
         scope: SequenceScope::CustomLosses(session.clone()),
@@ -41,6 +44,7 @@ pub(crate) fn create_custom_loss(
         digest: digest::of_bytes(&body),
         seed: 0,
         samples: 0,
+        tokens: 0,
         body,
         records: Vec::new(),
         next: NextStep::RegisterLoss(loss_id(&session, seq), program),

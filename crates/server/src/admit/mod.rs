@@ -12,7 +12,9 @@ pub(crate) mod relay;
 mod sampling;
 mod save;
 mod training;
+mod user_limits;
 
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -26,8 +28,9 @@ use tinkex_store::error::ServerError;
 use tinkex_store::log;
 use tinkex_store::store::{
     FailureCategory, ModelRunRecord, Record, RequestKind, RequestPhase, RequestRecord,
-    SequenceScope, Store, WriteStatus,
+    SequenceScope, Store, UserStore, WriteStatus, cost_of_records, cost_of_request,
 };
+use tinkex_store::user::Principal;
 use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::{
     CustomLossCreated, LossId, ModelId, RequestId, SequenceId, SessionId, SubmitResponse,
@@ -36,15 +39,22 @@ use tinkex_wire::{
 pub(crate) use self::load::load_weights;
 pub(crate) use self::loss::create_custom_loss;
 pub(crate) use self::loss_inputs::IgnoredInputs;
-pub(crate) use self::readmit::{fail_pending, readmit, restore_losses, waits_for_upstream};
-pub(crate) use self::sampling::{EngineSample, check_tokens, engine_sample, sample, stop_at};
+pub(crate) use self::readmit::{
+    fail_pending, readmit, restore_loss, stored_losses, waits_for_upstream,
+};
+pub(crate) use self::sampling::{
+    EngineSample, check_tokens, engine_sample, sample, stop_at, stop_conditions,
+};
 pub(crate) use self::save::{
     save_weights, save_weights_external, save_weights_for_sampler, validate_name, validate_ttl,
 };
 pub(crate) use self::training::{
     create_model, discard_gradient, forward_backward, optim_step, random_seed,
 };
+use self::user_limits::{UserDemand, check_user_limits};
+pub(crate) use self::user_limits::{check_generation, check_stored_bytes};
 use crate::backends::Backends;
+use crate::inference::Generations;
 use crate::limits::ServerLimits;
 use crate::models::{BaseModel, BaseModels};
 use crate::operation::Operation;
@@ -60,11 +70,21 @@ pub(crate) struct Admission {
     /// Value of [`ServerOptions::raw_logprobs`](crate::ServerOptions::raw_logprobs).
     pub(crate) raw_logprobs: bool,
     pub(crate) ignored_inputs: IgnoredInputs,
+    /// Inference requests that are not finished.
+    pub(crate) generations: Arc<Generations>,
 }
 
 impl Admission {
     pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
         self.context.store.lock()
+    }
+
+    /// Locks the store, as a principal may see it.
+    pub(crate) fn store_of<'a>(
+        &'a self,
+        principal: &'a Principal,
+    ) -> UserStore<'a, MutexGuard<'a, Store>> {
+        UserStore::new(self.store(), principal)
     }
 
     /// Returns a base model.
@@ -98,6 +118,8 @@ struct Submission {
     seed: u64,
     /// Number of samples that a sampling request asks for; 0 for other kinds of requests.
     samples: u32,
+    /// Number of tokens of a training pass; 0 for other kinds of requests.
+    tokens: u64,
     body: Bytes,
     /// Records to write in the same transaction, for example the run that the request creates.
     records: Vec<Record>,
@@ -146,14 +168,25 @@ impl NextStep {
 /// - [`ServerError::Invalid`] if the sequence number is out of range, was used for another request,
 ///   or is lower than the next number that the model expects.
 /// - [`ServerError::Conflict`] if the model that the request creates already exists.
-/// - [`ServerError::Busy`] if the queue is full.
+/// - [`ServerError::Busy`] if the queue is full, or if the user has no budget for records left.
 fn submit(
     admission: &Arc<Admission>,
     mut store: MutexGuard<'_, Store>,
     submission: Submission,
 ) -> Result<RequestId, ServerError> {
-    let Submission { kind, session, scope, seq, digest, seed, samples, body, records, next } =
-        submission;
+    let Submission {
+        kind,
+        session,
+        scope,
+        seq,
+        digest,
+        seed,
+        samples,
+        tokens,
+        body,
+        records,
+        next,
+    } = submission;
     let seq = match seq {
         Some(seq) => seq,
         None => next_seq(admission, &store, &scope),
@@ -179,6 +212,10 @@ fn submit(
     }
     let bytes = body.len() + next.extra_bytes();
     check_capacity(&admission.limits, next.queue(&admission.backends), bytes)?;
+    let owner = store.account(&session).owner;
+    let demand = UserDemand { kind, samples: samples.into(), tokens };
+    check_user_limits(&store, &admission.generations, &owner, demand)?;
+    store.reserve_records(&owner, cost_of_records(&records) + cost_of_request(kind, body.len()))?;
     let now = store.clock.now();
     store.touch(&session);
     if let SequenceScope::Model(model) = &scope
@@ -197,6 +234,7 @@ fn submit(
         digest,
         seed,
         samples,
+        tokens,
         source: next.source(),
         at: now,
     };
@@ -253,6 +291,7 @@ fn find_original(
 /// as rejected, so that later requests of the model do not wait for this number.
 fn reject_seq_on_error(
     admission: &Admission,
+    principal: &Principal,
     model: &ModelId,
     seq: Option<u64>,
     admitted: Result<RequestId, ServerError>,
@@ -262,7 +301,12 @@ fn reject_seq_on_error(
     {
         // Do not mark the number if an earlier request with this number was admitted: that request
         // must still run in sequence.
-        let store = admission.store();
+        let store = admission.store_of(principal);
+        // A user must not be able to reject the numbers of another user's model.
+        if store.own_run(model).is_err() {
+            return admitted;
+        }
+        let store = store.into_inner();
         if store.request_at(&SequenceScope::Model(model.clone()), seq).is_none()
             && let Some(queue) = admission.backends.queue_of_model(&store, model)
         {
@@ -358,7 +402,9 @@ fn proceed(
             return admission.context.outcomes.record(store, &id, outcome);
         }
     };
-    let enqueued = operation.enqueue(&admission.backends, id, bytes, starts);
+    let session = store.requests.get(&id).map(|request| request.row.session.clone());
+    let account = store.account(&session.unwrap_or_else(|| SessionId::from("")));
+    let enqueued = operation.enqueue(&admission.backends, id, account, bytes, starts);
     if let Err(LateRequest(id)) = enqueued {
         let message = "the request arrived too late: the model continued with a later seq_id while \
                        the request was being persisted";
@@ -430,27 +476,25 @@ fn submit_response(row: &RequestRecord) -> SubmitResponse {
     SubmitResponse::new(row.id.clone()).model_id(model_id).sample_sequence_ids(sample_sequence_ids)
 }
 
-/// Checks that a session exists and is open.
-pub(crate) fn require_session(store: &Store, id: &SessionId) -> Result<(), ServerError> {
-    match store.sessions.get(id) {
-        None => Err(ServerError::no_session(id)),
-        Some(entry) if entry.row.end.is_some() => {
-            Err(ServerError::forbidden(format!("session {id} has ended; create a new session")))
-        }
-        Some(_) => Ok(()),
-    }
-}
-
-/// Returns the run of a model.
+/// Returns the run of a model that the principal may train.
 ///
 /// # Errors
-/// If the model does not exist, cannot be used, or belongs to a session that has ended.
-fn require_run(store: &Store, id: &ModelId) -> Result<ModelRunRecord, ServerError> {
-    let run = store.runs.get(id).map(|entry| entry.row.clone());
-    let run = run.ok_or_else(|| ServerError::not_found(format!("model {id} does not exist")))?;
+/// If the model does not exist for the principal, cannot be used, or belongs to a session that has
+/// ended.
+fn require_run<S: Deref<Target = Store>>(
+    store: &UserStore<'_, S>,
+    id: &ModelId,
+) -> Result<ModelRunRecord, ServerError> {
+    let run = match store.own_run(id) {
+        Err(ServerError::NotFound(_)) => {
+            Err(ServerError::not_found(format!("model {id} does not exist")))
+        }
+        run => run,
+    };
+    let run = run?.row.clone();
     if let Some(reason) = &run.closed {
         return Err(ServerError::invalid(format!("model {id} cannot be used: {reason}")));
     }
-    require_session(store, &run.session)?;
+    store.open_session(&run.session)?;
     Ok(run)
 }

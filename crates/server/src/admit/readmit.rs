@@ -17,7 +17,6 @@ use super::{Admission, NextStep, load, loss, proceed, sampling, save, training};
 use crate::backends::RunBackend;
 use crate::fault::is_transient;
 use crate::operation::{Operation, RunOperation};
-use crate::worker::{KILLED_THE_PROCESS, MAX_STARTS};
 
 /// Returns whether a stored request must wait for an upstream. The models and the protocol of an
 /// upstream are not known until the upstream responds; a sample that is restored earlier would
@@ -53,14 +52,6 @@ pub(crate) fn readmit(
     let body = reader.payload(row.number);
     let bytes = body.as_ref().map_or(0, Bytes::len);
     let next = match body {
-        Ok(_) if starts >= MAX_STARTS => {
-            tracing::error!(
-                target: log::REQUEST,
-                request_id = %row.id,
-                "a request fails because the process ended each time it was executed"
-            );
-            Err((FailureCategory::Server, KILLED_THE_PROCESS.to_owned()))
-        }
         Ok(body) => restore(admission, &row, &body)
             .map_err(|error| (FailureCategory::User, error.to_string())),
         Err(error) if is_transient(&error) => return Err(error),
@@ -158,32 +149,34 @@ pub(super) fn restore_common(
     })
 }
 
-/// Registers the stored custom losses again after a restart.
-pub(crate) fn restore_losses(admission: &Admission) {
-    let mut store = admission.store();
-    let reader = store.reader();
-    let stored: Vec<_> = store
-        .requests
-        .values()
-        .filter(|entry| {
-            entry.row.kind == RequestKind::CreateCustomLoss && entry.finished_at().is_some()
-        })
-        .map(|entry| Arc::clone(&entry.row))
-        .collect();
-    for row in stored {
-        let body = reader.payload(row.number).map_err(|error| ServerError::read_failed(&error));
-        match body.and_then(|body| loss::restore(admission, &row, &body)) {
-            Ok(NextStep::RegisterLoss(id, program)) => drop(store.losses.insert(id, program)),
-            Ok(_) => {}
-            Err(error) => {
-                let loss_id = tinkex_store::store::loss_id(&row.session, row.seq);
-                tracing::warn!(
-                    target: log::STORAGE,
-                    %loss_id,
-                    %error,
-                    "cannot restore a custom loss"
-                );
-            }
+/// Returns the finished requests that created custom losses.
+pub(crate) fn stored_losses(admission: &Admission) -> Vec<Arc<RequestRecord>> {
+    let store = admission.store();
+    let losses = store.requests.values().filter(|entry| {
+        entry.row.kind == RequestKind::CreateCustomLoss && entry.finished_at().is_some()
+    });
+    losses.map(|entry| Arc::clone(&entry.row)).collect()
+}
+
+/// Registers a stored custom loss again after a restart.
+///
+/// # Errors
+/// Fails if the custom loss cannot be read because of a temporary fault.
+pub(crate) fn restore_loss(admission: &Admission, row: &RequestRecord) -> std::io::Result<()> {
+    let reader = admission.store().reader();
+    let body = match reader.payload(row.number) {
+        Err(error) if is_transient(&error) => return Err(error),
+        body => body.map_err(|error| ServerError::read_failed(&error)),
+    };
+    match body.and_then(|body| loss::restore(admission, row, &body)) {
+        Ok(NextStep::RegisterLoss(id, program)) => {
+            admission.store().losses.insert(id, program);
+        }
+        Ok(_) => {}
+        Err(error) => {
+            let loss_id = tinkex_store::store::loss_id(&row.session, row.seq);
+            tracing::warn!(target: log::STORAGE, %loss_id, %error, "cannot restore a custom loss");
         }
     }
+    Ok(())
 }

@@ -13,10 +13,10 @@ use tinkex_backend::upstream::{
 use tinkex_engine::decode::StopConditions;
 use tinkex_store::error::ServerError;
 use tinkex_store::store::{ModelRunRecord, Store, UpstreamRun};
+use tinkex_store::user::Account;
 use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::{
-    ForwardBackward, OptimParams, OptimStep, OptimizerConfig, SampleRequest, SessionId, TensorData,
-    loss_input,
+    ForwardBackward, OptimParams, OptimStep, OptimizerConfig, SampleRequest, TensorData, loss_input,
 };
 
 use super::Admission;
@@ -171,7 +171,7 @@ pub(crate) fn weights(
 pub(crate) fn sample(
     admission: &Admission,
     weights: UpstreamWeights,
-    session: SessionId,
+    account: Account,
     mut request: SampleRequest,
     seed: u64,
     sink: Option<Arc<dyn ResponseSink>>,
@@ -203,6 +203,6 @@ pub(crate) fn sample(
     }
     request.sampling_params.seed = Some(if is_legacy { legacy_seed(seed) } else { seed });
     let base_model = base.name.clone();
-    let sample = Box::new(RelayedSample { base_model, path, session, request, sink });
+    let sample = Box::new(RelayedSample { base_model, path, account, request, sink });
     Ok(Operation::Sample(SampleOperation::Upstream(upstream, sample)))
 }

@@ -6,15 +6,15 @@ use bytes::Bytes;
 use tinkex_engine::decode::{DecodingParams, StopConditions};
 use tinkex_engine::sample::{PromptScoring, SampleRequest as EngineRequest};
 use tinkex_engine::tokenizer::Vocabulary;
+use tinkex_fairness::FairnessKey;
 use tinkex_store::error::ServerError;
 use tinkex_store::store::{RequestKind, RequestRecord, SamplerRecord, SequenceScope, Store};
+use tinkex_store::user::Principal;
 use tinkex_wire::codec::json;
 use tinkex_wire::{ApiRequest as _, RequestId, SampleRequest, Seq, StopCondition, TensorData};
 
 use super::training::random_seed;
-use super::{
-    Admission, NextStep, Submission, digest, find_original, relay, require_session, submit,
-};
+use super::{Admission, NextStep, Submission, digest, find_original, relay, submit};
 use crate::fault::engine_error;
 use crate::models::BaseModel;
 use crate::operation::{EngineSampling, Operation, SampleOperation, TinkerSample};
@@ -33,7 +33,11 @@ const MAX_PROMPT_ELEMENTS: usize = 1 << 24;
 const MAX_SAMPLE_ELEMENTS: usize = 1 << 25;
 
 /// Admits a sampling request.
-pub(crate) fn sample(admission: &Arc<Admission>, body: Bytes) -> Result<RequestId, ServerError> {
+pub(crate) fn sample(
+    admission: &Arc<Admission>,
+    principal: &Principal,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
     let request: SampleRequest = json::decode(&body)?;
     request.validate()?;
     let Some(sampler) = request.sampling_session_id.clone() else {
@@ -43,7 +47,9 @@ pub(crate) fn sample(admission: &Arc<Admission>, body: Bytes) -> Result<RequestI
     };
     let digest = digest::of_bytes(&body);
     let seq = request.seq_id.map(Seq::get);
-    let store = admission.store();
+    let store = admission.store_of(principal);
+    // Look the sampling session up first: a retry is found by its id alone.
+    store.sampler(&sampler)?;
     let scope = SequenceScope::Sampler(sampler.clone());
     // A retry of a request that was accepted before the sampling session ended gets the same id.
     let accepted = |store: &Store, error: ServerError| -> Result<RequestId, ServerError> {
@@ -52,9 +58,9 @@ pub(crate) fn sample(admission: &Arc<Admission>, body: Bytes) -> Result<RequestI
     };
     let row = match store.open_sampler(&sampler) {
         Ok(row) => row.clone(),
-        Err(error) => return accepted(&store, error),
+        Err(error) => return accepted(store.all(), error),
     };
-    require_session(&store, &row.session)?;
+    store.open_session(&row.session)?;
     drop(store);
     let samples = request.num_samples;
     let seed = request.sampling_params.seed.unwrap_or_else(|| random_seed(admission));
@@ -67,6 +73,7 @@ pub(crate) fn sample(admission: &Arc<Admission>, body: Bytes) -> Result<RequestI
         digest: digest.clone(),
         seed,
         samples,
+        tokens: 0,
         body,
         records: Vec::new(),
         next: NextStep::Enqueue(operation),
@@ -110,8 +117,8 @@ fn prepare(
 ) -> Result<Operation, ServerError> {
     if let Some(weights) = relay::weights(admission, &sampler.base_model, sampler.weights.as_ref())?
     {
-        let session = sampler.session.clone();
-        return relay::sample(admission, weights, session, request, seed, None);
+        let account = admission.store().account(&sampler.session);
+        return relay::sample(admission, weights, account, request, seed, None);
     }
     let base = admission.base_model(&sampler.base_model)?;
     let stop = stop_conditions(&base, request.sampling_params.stop.clone())?;
@@ -199,6 +206,8 @@ pub(crate) fn engine_sample(
         raw_logprobs: admission.raw_logprobs,
         top_k: to_usize(request.topk_sample_logprobs),
         scoring,
+        // The worker sets the key when it starts the sample.
+        fairness: FairnessKey::default(),
     };
     // Each element is a token and a log-probability, or a target and its log-probability.
     let table_bytes = elements * (size_of::<i64>() + size_of::<f32>());
@@ -295,7 +304,10 @@ fn check_tables(
 
 /// Converts the stop condition of a request. The model's end-of-sequence tokens also stop a sample,
 /// except if the stop condition is an empty list.
-fn stop_conditions(base: &BaseModel, stop: Option<StopCondition>) -> Result<StopRule, ServerError> {
+pub(crate) fn stop_conditions(
+    base: &BaseModel,
+    stop: Option<StopCondition>,
+) -> Result<StopRule, ServerError> {
     let eos = base.eos().iter().copied();
     let texts = match stop {
         None => return Ok((StopConditions::new(eos, [""; 0]).map_err(engine_error)?, None)),

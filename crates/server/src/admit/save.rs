@@ -21,6 +21,7 @@ use bytes::Bytes;
 use tinkex_backend::operation::{CheckpointSave, CommonOperation};
 use tinkex_store::error::ServerError;
 use tinkex_store::store::{RequestKind, RequestRecord, SequenceScope, Store};
+use tinkex_store::user::Principal;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
     CheckpointKind, Metadata, ModelId, RequestId, SamplerId, SaveWeights, SaveWeightsExternal,
@@ -38,36 +39,41 @@ const TTL_SECONDS: RangeInclusive<u64> = 3_600..=315_360_000;
 /// Admits saving a checkpoint for further training.
 pub(crate) fn save_weights(
     admission: &Arc<Admission>,
+    principal: &Principal,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
-    admit(admission, RequestKind::SaveWeights, body)
+    admit(admission, principal, RequestKind::SaveWeights, body)
 }
 
 /// Admits saving weights for sampling: as a checkpoint, or only for a new sampling session.
 pub(crate) fn save_weights_for_sampler(
     admission: &Arc<Admission>,
+    principal: &Principal,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
-    admit(admission, RequestKind::SaveWeightsForSampler, body)
+    admit(admission, principal, RequestKind::SaveWeightsForSampler, body)
 }
 
 /// Admits saving a checkpoint for download.
 pub(crate) fn save_weights_external(
     admission: &Arc<Admission>,
+    principal: &Principal,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
-    admit(admission, RequestKind::SaveWeightsExternal, body)
+    admit(admission, principal, RequestKind::SaveWeightsExternal, body)
 }
 
 fn admit(
     admission: &Arc<Admission>,
+    principal: &Principal,
     kind: RequestKind,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
     let request = SaveRequest::decode(kind, &body)?;
     let model = request.model.clone();
     let seq = request.seq;
-    reject_seq_on_error(admission, &model, seq, request.submit(admission, kind, body))
+    let admitted = request.submit(admission, principal, kind, body);
+    reject_seq_on_error(admission, principal, &model, seq, admitted)
 }
 
 /// Decodes a stored request to save weights. Returns the step that enqueues the request again.
@@ -150,14 +156,16 @@ impl SaveRequest {
     fn submit(
         self,
         admission: &Arc<Admission>,
+        principal: &Principal,
         kind: RequestKind,
         body: Bytes,
     ) -> Result<RequestId, ServerError> {
         if let SaveTarget::Checkpoint(target) = &self.target {
             target.validate()?;
         }
-        let store = admission.store();
+        let store = admission.store_of(principal);
         let run = require_run(&store, &self.model)?;
+        let store = store.into_inner();
         let scope = SequenceScope::Model(run.id.clone());
         let seq = self.seq.unwrap_or_else(|| next_seq(admission, &store, &scope));
         let operation = self.operation(&run.session, seq)?;
@@ -168,7 +176,8 @@ impl SaveRequest {
         }
         let digest = self.digest(&body)?;
         let operation = RunOperation::common(admission.backends.of_run(&run)?, operation);
-        ModelRequest { kind, seq: Some(seq), digest, body, operation }
+        let tokens = 0;
+        ModelRequest { kind, seq: Some(seq), digest, tokens, body, operation }
             .submit(admission, store, &run)
     }
 

@@ -7,8 +7,10 @@ use parking_lot::MutexGuard;
 use tinkex_backend::operation::CommonOperation;
 use tinkex_store::error::ServerError;
 use tinkex_store::store::{
-    LoraSettings, ModelRunRecord, Record, RequestKind, RequestRecord, SequenceScope, Store,
+    LoraSettings, MetadataRecord, ModelRunRecord, Record, RequestKind, RequestRecord,
+    SequenceScope, SharedWith, Store,
 };
+use tinkex_store::user::Principal;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
     ApiRequest as _, CreateModel, DiscardGradient, ForwardBackward, ModelId, OptimParams,
@@ -17,7 +19,7 @@ use tinkex_wire::{
 
 use super::{
     Admission, CREATION_SEQ, NextStep, Submission, digest, reject_seq_on_error, relay, require_run,
-    require_session, submit,
+    submit,
 };
 use crate::backends::RunBackend;
 use crate::operation::{
@@ -28,9 +30,14 @@ use crate::operation::{
 /// Maximum LoRA rank. The hidden size of the base model is a further limit.
 const MAX_RANK: usize = 256;
 
+/// Maximum size of the configuration of an optimizer in bytes. The records of a run and of its
+/// checkpoints contain it, and stay in memory.
+const MAX_OPTIMIZER_BYTES: usize = 4_096;
+
 /// Admits the creation of a model.
 pub(crate) fn create_model(
     admission: &Arc<Admission>,
+    principal: &Principal,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
     let request: CreateModel = json::decode(&body)?;
@@ -52,13 +59,16 @@ pub(crate) fn create_model(
         )));
     }
     validate_optimizer(&request.optimizer_config)?;
-    let store = admission.store();
-    require_session(&store, &request.session_id)?;
+    let store = admission.store_of(principal);
+    store.open_session(&request.session_id)?;
+    let store = store.into_inner();
     let upstream = relay::assign(admission, &store, &base, &request.optimizer_config)?;
     let model = ModelId::in_session(&request.session_id, request.model_seq_id);
     let seed = lora.seed.unwrap_or_else(|| random_seed(admission));
+    let metadata = MetadataRecord::new(&model, request.user_metadata.as_ref());
     let row = ModelRunRecord {
         id: model.clone(),
+        owner: store.account(&request.session_id).owner,
         session: request.session_id.clone(),
         number: request.model_seq_id,
         base_model: request.base_model,
@@ -70,13 +80,16 @@ pub(crate) fn create_model(
             train_attn: lora.train_attn,
         },
         optimizer: request.optimizer_config,
-        user_metadata: request.user_metadata,
+        metadata_bytes: metadata.bytes(),
+        name: MetadataRecord::run_name(request.user_metadata.as_ref()),
         created_at: store.clock.now(),
         closed: None,
         snapshot: None,
         last_seq: None,
         project_id: None,
         upstream,
+        dropped_pass: None,
+        shared_with: SharedWith::default(),
     };
     let backend = admission.backends.of_run(&row)?;
     let operation = RunOperation::common(backend, CommonOperation::Create);
@@ -88,8 +101,9 @@ pub(crate) fn create_model(
         digest: digest::of_bytes(&body),
         seed,
         samples: 0,
+        tokens: 0,
         body,
-        records: vec![Record::Run(row)],
+        records: vec![Record::Run(row), Record::Metadata(metadata)],
         next: NextStep::Enqueue(Operation::Model { model, seq: CREATION_SEQ, operation }),
     };
     submit(admission, store, submission)
@@ -98,6 +112,7 @@ pub(crate) fn create_model(
 /// Admits a forward or forward-backward pass.
 pub(crate) fn forward_backward(
     admission: &Arc<Admission>,
+    principal: &Principal,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
     let request = ForwardBackward::from_proto(&body)?;
@@ -105,18 +120,21 @@ pub(crate) fn forward_backward(
     let model = request.model_id.clone();
     let seq = request.seq_id.map(Seq::get);
     let admit = || {
-        let run = require_run(&admission.store(), &request.model_id)?;
+        let run = require_run(&admission.store_of(principal), &request.model_id)?;
         // Not checked again when a stored pass is restored: it must be executed as it was admitted.
         admission.ignored_inputs.check(&run.session, &request)?;
         let operation = pass_operation(admission, &run, &request, &body)?;
         let kind = RequestKind::ForwardBackward;
-        ModelRequest { kind, seq, digest, body, operation }.submit(
+        let counts = request.data.iter().map(|datum| datum.model_input().token_count());
+        let tokens: usize = counts.map(Option::unwrap_or_default).sum();
+        let tokens = u64::try_from(tokens).unwrap_or(u64::MAX);
+        ModelRequest { kind, seq, digest, tokens, body, operation }.submit(
             admission,
             admission.store(),
             &run,
         )
     };
-    reject_seq_on_error(admission, &model, seq, admit())
+    reject_seq_on_error(admission, principal, &model, seq, admit())
 }
 
 /// Validates a pass and converts it to an operation of the run's backend. Does not hold the store's
@@ -162,21 +180,24 @@ fn restored_run(admission: &Admission, model: &ModelId) -> Result<ModelRunRecord
 /// Admits an optimizer step.
 pub(crate) fn optim_step(
     admission: &Arc<Admission>,
+    principal: &Principal,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
     let request: OptimStep = json::decode(&body)?;
     let model = request.model_id.clone();
     let seq = request.seq_id.map(Seq::get);
-    reject_seq_on_error(admission, &model, seq, submit_step(admission, &request, body))
+    let admitted = submit_step(admission, principal, &request, body);
+    reject_seq_on_error(admission, principal, &model, seq, admitted)
 }
 
 fn submit_step(
     admission: &Arc<Admission>,
+    principal: &Principal,
     request: &OptimStep,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
     request.validate()?;
-    let store = admission.store();
+    let store = admission.store_of(principal);
     let run = require_run(&store, &request.model_id)?;
     let optimizer = match &request.params {
         OptimParams::Dimuon(_) => "dimuon",
@@ -192,10 +213,11 @@ fn submit_step(
         kind: RequestKind::OptimStep,
         seq: request.seq_id.map(Seq::get),
         digest: digest::of_bytes(&body),
+        tokens: 0,
         operation: step_operation(admission, &run, request, &body)?,
         body,
     };
-    model_request.submit(admission, store, &run)
+    model_request.submit(admission, store.into_inner(), &run)
 }
 
 /// Converts an optimizer step to an operation of the run's backend.
@@ -233,21 +255,24 @@ pub(super) fn restore_step(
 /// Admits a request to discard the gradient of a model.
 pub(crate) fn discard_gradient(
     admission: &Arc<Admission>,
+    principal: &Principal,
     body: Bytes,
 ) -> Result<RequestId, ServerError> {
     let request: DiscardGradient = json::decode(&body)?;
     let model = request.model_id.clone();
     let seq = request.seq_id.map(Seq::get);
     let admit = || {
-        let store = admission.store();
+        let store = admission.store_of(principal);
         let run = require_run(&store, &request.model_id)?;
+        let store = store.into_inner();
         let operation = discard_operation(admission, &run)?;
         let kind = RequestKind::DiscardGradient;
         let digest = digest::of_bytes(&body);
-        ModelRequest { kind, seq, digest, body, operation }.submit(admission, store, &run)
+        let tokens = 0;
+        ModelRequest { kind, seq, digest, tokens, body, operation }.submit(admission, store, &run)
     };
     let admitted = admit();
-    reject_seq_on_error(admission, &model, seq, admitted)
+    reject_seq_on_error(admission, principal, &model, seq, admitted)
 }
 
 /// Returns the operation that discards the gradient of a run.
@@ -285,6 +310,8 @@ pub(super) struct ModelRequest {
     /// Sequence number; `None` assigns the next free number.
     pub(super) seq: Option<u64>,
     pub(super) digest: String,
+    /// Number of tokens of a training pass; 0 for other kinds of requests.
+    pub(super) tokens: u64,
     pub(super) body: Bytes,
     pub(super) operation: RunOperation,
 }
@@ -296,7 +323,7 @@ impl ModelRequest {
         store: MutexGuard<'_, Store>,
         run: &ModelRunRecord,
     ) -> Result<RequestId, ServerError> {
-        let Self { kind, seq, digest, body, operation } = self;
+        let Self { kind, seq, digest, tokens, body, operation } = self;
         let scope = SequenceScope::Model(run.id.clone());
         let seq = seq.unwrap_or_else(|| super::next_seq(admission, &store, &scope));
         if seq == CREATION_SEQ {
@@ -312,6 +339,7 @@ impl ModelRequest {
             digest,
             seed: 0,
             samples: 0,
+            tokens,
             body,
             records: Vec::new(),
             next: NextStep::Enqueue(Operation::Model { model: run.id.clone(), seq, operation }),
@@ -339,6 +367,12 @@ pub(super) fn enqueue_restored(
 
 /// Checks that the server has the optimizer.
 pub(super) fn validate_optimizer(config: &OptimizerConfig) -> Result<(), ServerError> {
+    let size = serde_json::to_string(config).map_or(usize::MAX, |json| json.len());
+    if size > MAX_OPTIMIZER_BYTES {
+        return Err(ServerError::invalid(format!(
+            "optimizer_config: {size} bytes, the limit is {MAX_OPTIMIZER_BYTES}"
+        )));
+    }
     let version = config.settings.get("version");
     match &*config.kind {
         "adamw" => Ok(()),

@@ -5,10 +5,12 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use tinkex_store::clock::{ManualClocks, TICK};
+use tinkex_store::store::SharedWith;
 use tinkex_store::store::{
     CheckpointRecord, LoraSettings, ModelRunRecord, RequestRecord, ResultKind, ResultRecord,
     SequenceScope, UnixMicros,
 };
+use tinkex_store::user::UserId;
 use tinkex_wire::OptimizerConfig;
 
 use super::*;
@@ -54,9 +56,10 @@ fn add_session(state: &Arc<ServerState>) {
     let created_at = store.clock.now();
     store.put_unconfirmed(Record::Session(SessionRecord {
         id: "s".into(),
+        owner: UserId::default(),
         created_at,
         tags: Vec::new(),
-        user_metadata: None,
+        metadata_bytes: 0,
         project_id: None,
         display_name: None,
         end: None,
@@ -73,6 +76,7 @@ fn add_session(state: &Arc<ServerState>) {
         digest: "d".to_owned(),
         seed: 0,
         samples: 0,
+        tokens: 0,
         source: None,
         at: created_at,
     };
@@ -101,18 +105,22 @@ fn add_run(store: &mut Store, id: &str) {
     let created_at = store.clock.now();
     store.put_unconfirmed(Record::Run(ModelRunRecord {
         id: id.into(),
+        owner: UserId::default(),
         session: "s".into(),
         number: 0,
         base_model: "m".to_owned(),
         lora: LORA,
         optimizer: OptimizerConfig::adamw(),
-        user_metadata: None,
+        metadata_bytes: 0,
+        name: None,
         created_at,
         closed: None,
         snapshot: None,
         last_seq: None,
         project_id: None,
         upstream: None,
+        dropped_pass: None,
+        shared_with: SharedWith::default(),
     }));
 }
 
@@ -134,7 +142,7 @@ fn add_checkpoint(state: &Arc<ServerState>, name: &str) {
         expires_at,
         size_bytes: 1,
         public: false,
-        user_metadata: None,
+        metadata_bytes: 0,
         base_model: "m".to_owned(),
         lora: LORA,
         optimizer: OptimizerConfig::adamw(),
@@ -265,6 +273,7 @@ fn add_sample(state: &Arc<ServerState>, sampler: &str) {
         digest: "d".to_owned(),
         seed: 0,
         samples: 1,
+        tokens: 0,
         source: None,
         at: store.clock.now(),
     };

@@ -11,16 +11,18 @@ use tinkex_inference::{
     token_stream,
 };
 use tinkex_store::error::ServerError;
+use tinkex_store::user::UserId;
 use tinkex_store::weights::{WeightsKey, WeightsLocation};
-use tinkex_text::Tokenizer;
+use tinkex_text::{Result as TextResult, Tokenizer};
 use tinkex_wire::RequestId;
+use tokio::sync::Notify;
 
 use super::Inference;
 use super::error::inference_error;
 use super::model_name::NamedModel;
 use super::sample_request::{PreparedGeneration, prepare, upstream_sample};
 use super::upstream_response::UpstreamResponse;
-use crate::admit::{check_capacity, relay};
+use crate::admit::{check_capacity, check_generation, relay};
 use crate::operation::{
     EngineSampling, EngineWeights, Operation, QueuedGeneration, SampleOperation,
 };
@@ -48,6 +50,22 @@ impl ServedModel for ModelGenerator {
         self.model.base.chat()
     }
 
+    fn max_text_bytes(&self) -> usize {
+        self.inference.text_memory.max_text_bytes()
+    }
+
+    fn context(&self) -> Option<usize> {
+        self.model.base.known_context()
+    }
+
+    fn encode(&self, tokenizer: &Tokenizer, text: &str, special: bool) -> TextResult<Vec<u32>> {
+        self.inference.text_memory.reserve(text.len(), || {
+            let tokens =
+                if special { tokenizer.encode(text) } else { tokenizer.encode_piece(text) };
+            Ok(tokens?.to_vec())
+        })
+    }
+
     fn generate(&self, request: GenerationRequest) -> Result<TokenStream, InferenceError> {
         self.start(request).map_err(inference_error)
     }
@@ -66,7 +84,8 @@ impl ModelGenerator {
         let Self { inference, model } = self;
         let id = RequestId::from(uuid::Uuid::new_v4().simple().to_string());
         let (sink, stream) = self.stream(&id);
-        let session = model.session.clone();
+        let account = model.account.clone();
+        let samples = u64::from(request.completions);
         let admission = &inference.admission;
         let WeightsKey { base_model, location } = &model.weights;
         let upstream = relay::weights(admission, base_model, location.as_ref())?;
@@ -75,7 +94,7 @@ impl ModelGenerator {
                 let (sample, seed) = upstream_sample(admission, request)?;
                 let bytes = sample.prompt.to_tokens().map_or(0, |prompt| size_of_val(&*prompt));
                 let sink: Arc<dyn ResponseSink> = Arc::new(UpstreamResponse(sink.clone()));
-                let sample = relay::sample(admission, weights, session, sample, seed, Some(sink))?;
+                let sample = relay::sample(admission, weights, account, sample, seed, Some(sink))?;
                 (sample, bytes)
             }
             None => {
@@ -87,7 +106,7 @@ impl ModelGenerator {
                     folder: folder.map(str::to_owned),
                 };
                 let sink = sink.clone();
-                let queued = QueuedGeneration { weights, session, request, sink };
+                let queued = QueuedGeneration { weights, account, request, sink };
                 let sampling = EngineSampling::Generate(Box::new(queued));
                 (Operation::Sample(SampleOperation::Engine(sampling)), bytes)
             }
@@ -96,11 +115,13 @@ impl ModelGenerator {
         // admission of other requests does: otherwise concurrent requests would exceed the limits.
         let mut store = admission.store();
         check_capacity(&admission.limits, operation.queue(&admission.backends), bytes)?;
-        inference.generations.insert(&id, sink)?;
-        store.touch(&model.session);
+        let user = &model.account.owner;
+        check_generation(&store, &inference.generations, user, samples)?;
+        inference.generations.insert(&id, sink, user, samples)?;
+        store.touch(&model.account.session);
         // Enqueuing fails only if a sequence number is late, and generations have no sequence
         // numbers.
-        let _ = operation.enqueue(&admission.backends, id, bytes, None);
+        let _ = operation.enqueue(&admission.backends, id, model.account.clone(), bytes, None);
         drop(store);
         Ok(stream)
     }
@@ -126,42 +147,105 @@ impl ModelGenerator {
 /// All generations of a server that are queued or sampled. The table is used to fail the
 /// generations when the worker cannot, because the server stops or the worker has panicked.
 #[derive(Default)]
-pub(crate) struct Generations(Mutex<GenerationTable>);
+pub(crate) struct Generations {
+    table: Mutex<GenerationTable>,
+    /// Notified whenever a generation ends.
+    ended: Notify,
+}
 
 #[derive(Default)]
 struct GenerationTable {
-    active: HashMap<RequestId, TokenSink>,
+    active: HashMap<RequestId, ActiveGeneration>,
+    /// Number of active generations of each user.
+    by_user: HashMap<UserId, UserGenerations>,
     /// Error with which new generations are rejected; set once the server stops or the worker has
     /// panicked.
     closed: Option<ServerError>,
 }
 
+/// A generation that is queued or sampled.
+struct ActiveGeneration {
+    sink: TokenSink,
+    user: UserId,
+    /// Number of completions.
+    samples: u64,
+}
+
+/// Number of active generations of a user, and of their completions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct UserGenerations {
+    pub(crate) requests: u64,
+    pub(crate) samples: u64,
+}
+
 impl Generations {
+    /// Returns the number of active generations of a user.
+    pub(crate) fn of_user(&self, user: &UserId) -> UserGenerations {
+        self.table.lock().by_user.get(user).copied().unwrap_or_default()
+    }
+
     /// Adds a generation.
     ///
     /// # Errors
     /// The error of [`fail_all`](Self::fail_all), if it was called before.
-    fn insert(&self, id: &RequestId, sink: TokenSink) -> Result<(), ServerError> {
-        let mut table = self.0.lock();
+    fn insert(
+        &self,
+        id: &RequestId,
+        sink: TokenSink,
+        user: &UserId,
+        samples: u64,
+    ) -> Result<(), ServerError> {
+        let mut table = self.table.lock();
         if let Some(error) = &table.closed {
             return Err(error.clone());
         }
-        table.active.insert(id.clone(), sink);
+        let of_user = table.by_user.entry(user.clone()).or_default();
+        of_user.requests += 1;
+        of_user.samples += samples;
+        let generation = ActiveGeneration { sink, user: user.clone(), samples };
+        table.active.insert(id.clone(), generation);
         Ok(())
     }
 
     /// Removes a generation. Returns whether it was in the table.
     fn remove(&self, id: &RequestId) -> bool {
-        self.0.lock().active.remove(id).is_some()
+        let mut table = self.table.lock();
+        let Some(generation) = table.active.remove(id) else { return false };
+        if let Some(of_user) = table.by_user.get_mut(&generation.user) {
+            of_user.requests -= 1;
+            of_user.samples -= generation.samples;
+            if of_user.requests == 0 {
+                table.by_user.remove(&generation.user);
+            }
+        }
+        drop(table);
+        self.ended.notify_waiters();
+        true
+    }
+
+    /// Returns the number of generations that are queued or sampled.
+    pub(crate) fn count(&self) -> usize {
+        self.table.lock().active.len()
+    }
+
+    /// Waits until no generation is queued or sampled.
+    pub(crate) async fn finished(&self) {
+        loop {
+            let ended = self.ended.notified();
+            if self.count() == 0 {
+                return;
+            }
+            ended.await;
+        }
     }
 
     /// Fails all generations, and rejects further generations, with `error`. Called when the server
     /// stops and when the worker has panicked.
     pub(crate) fn fail_all(&self, error: &ServerError) {
-        let mut table = self.0.lock();
+        let mut table = self.table.lock();
         table.closed.get_or_insert_with(|| error.clone());
-        for sink in table.active.values() {
-            sink.finish(Err(inference_error(error.clone())));
+        for generation in table.active.values() {
+            generation.sink.finish(Err(inference_error(error.clone())));
         }
     }
 }
@@ -177,12 +261,15 @@ mod tests {
     #[test]
     fn all_generations_fail_when_the_server_stops_and_new_ones_are_rejected() {
         let generations = Generations::default();
+        let user = UserId::default();
         let channel = || token_stream("1".to_owned(), |_| {});
         let (first_sink, mut first) = channel();
         let (second_sink, mut second) = channel();
-        assert!(generations.insert(&"a".into(), first_sink).is_ok());
-        assert!(generations.insert(&"b".into(), second_sink.clone()).is_ok());
+        assert!(generations.insert(&"a".into(), first_sink, &user, 2).is_ok());
+        assert!(generations.insert(&"b".into(), second_sink.clone(), &user, 1).is_ok());
+        assert_eq!(generations.of_user(&user), UserGenerations { requests: 2, samples: 3 });
         assert!(generations.remove(&"b".into()));
+        assert_eq!(generations.of_user(&user), UserGenerations { requests: 1, samples: 2 });
         generations.fail_all(&ServerError::worker_panicked());
         let poll =
             |stream: &mut TokenStream| stream.poll_progress(&Context::from_waker(Waker::noop()));
@@ -190,7 +277,7 @@ mod tests {
         assert_eq!(error.class(), ErrorClass::Unavailable);
         assert!(poll(&mut second).is_pending(), "it was removed before");
         generations.fail_all(&ServerError::shutting_down());
-        let rejected = generations.insert(&"c".into(), second_sink);
+        let rejected = generations.insert(&"c".into(), second_sink, &user, 1);
         assert!(matches!(rejected, Err(ServerError::Unavailable(_))), "the first error remains");
     }
 }

@@ -15,6 +15,7 @@ mod generation;
 mod model_name;
 mod observer;
 mod sample_request;
+mod text_memory;
 mod upstream_response;
 
 use std::sync::Arc;
@@ -25,6 +26,7 @@ pub(crate) use self::error::inference_error;
 pub(crate) use self::generation::{Generations, ModelGenerator};
 pub(crate) use self::model_name::NamedModel;
 pub(crate) use self::observer::SampledTokens;
+pub(crate) use self::text_memory::TextMemory;
 
 /// State of the server that inference requests use.
 pub(crate) struct Inference {
@@ -33,4 +35,6 @@ pub(crate) struct Inference {
     pub(crate) generations: Arc<Generations>,
     /// Pairs of an alias and the model name that the alias stands for.
     pub(crate) aliases: Vec<(String, String)>,
+    /// Budget for the texts that are being tokenized.
+    pub(crate) text_memory: TextMemory,
 }

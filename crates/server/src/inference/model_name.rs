@@ -2,18 +2,19 @@
 
 use std::sync::Arc;
 
+use parking_lot::MutexGuard;
 use tinkex_inference::InferenceError;
 use tinkex_inference::openai::ModelDescription;
 use tinkex_store::error::ServerError;
 use tinkex_store::executor::Executor;
-use tinkex_store::store::{CheckpointRecord, INFERENCE_SESSION, Store, UnixMicros};
+use tinkex_store::store::{CheckpointRecord, INFERENCE_SESSION, Store, UnixMicros, UserStore};
+use tinkex_store::user::{Account, Principal};
 use tinkex_store::weights::WeightsKey;
 use tinkex_suggest::nearest_names;
 use tinkex_wire::{CheckpointKind, ModelId, SamplerId, SessionId, TinkerPath};
 
 use super::Inference;
 use super::error::inference_error;
-use crate::admit::require_session;
 use crate::models::BaseModel;
 
 /// Prefix of checkpoint paths.
@@ -26,8 +27,8 @@ pub(crate) struct NamedModel {
     pub(crate) name: String,
     pub(crate) base: Arc<BaseModel>,
     pub(crate) weights: WeightsKey,
-    /// Session to which the usage of the request is charged.
-    pub(crate) session: SessionId,
+    /// Account to which the usage of the request is charged.
+    pub(crate) account: Account,
     /// Time at which the weights were saved; the current time for base models.
     pub(crate) created_at: UnixMicros,
 }
@@ -39,8 +40,13 @@ impl NamedModel {
     /// # Errors
     /// - [`ServerError::NotFound`] with the most similar names if there is no such model.
     /// - [`ServerError::Forbidden`] if the session of the named sampling session has ended.
-    pub(crate) fn resolve(inference: &Inference, name: &str) -> Result<Self, InferenceError> {
-        Self::find(inference, name).map_err(|error| inference_error(error).caused_by("model"))
+    pub(crate) fn resolve(
+        inference: &Inference,
+        principal: &Principal,
+        name: &str,
+    ) -> Result<Self, InferenceError> {
+        Self::find(inference, principal, name)
+            .map_err(|error| inference_error(error).caused_by("model"))
     }
 
     /// Reads the tokenizer on the blocking thread pool, unless it is in memory. Also reads the chat
@@ -75,20 +81,21 @@ impl NamedModel {
         }
     }
 
-    fn find(inference: &Inference, name: &str) -> Result<Self, ServerError> {
+    fn find(inference: &Inference, principal: &Principal, name: &str) -> Result<Self, ServerError> {
         let admission = &inference.admission;
         let target = inference.aliases.iter().find(|(alias, _)| alias == name);
         let target = target.map_or(name, |(_, target)| target);
-        let inference_session = SessionId::from(INFERENCE_SESSION);
-        let found = |base_model: String, location, session, created_at| {
+        let owner = principal.user.clone();
+        let inference_account = Account { owner, session: SessionId::from(INFERENCE_SESSION) };
+        let found = |base_model: String, location, account, created_at| {
             let base = admission.base_model(&base_model)?;
             let weights = WeightsKey { base_model, location };
-            Ok(Self { name: name.to_owned(), base, weights, session, created_at })
+            Ok(Self { name: name.to_owned(), base, weights, account, created_at })
         };
-        let mut store = admission.store();
-        let now = store.clock.now();
+        let mut store = admission.store_of(principal);
+        let now = store.all().clock.now();
         if admission.models.get(target).is_some() {
-            return found(target.to_owned(), None, inference_session, now);
+            return found(target.to_owned(), None, inference_account, now);
         }
         let checkpoint = if target.starts_with(TINKER) {
             Some(find_checkpoint(&store, target)?)
@@ -97,48 +104,54 @@ impl NamedModel {
         };
         if let Some(row) = checkpoint {
             let weights = Some(row.weights.clone());
-            return found(row.base_model.clone(), weights, inference_session, row.created_at);
+            return found(row.base_model.clone(), weights, inference_account, row.created_at);
         }
         let sampler = SamplerId::from(target);
-        if store.samplers.contains_key(&sampler) {
+        if store.sampler(&sampler).is_ok() {
             let row = store.open_sampler(&sampler)?.clone();
-            require_session(&store, &row.session)?;
-            store.touch_sampler(&sampler);
-            return found(row.base_model, row.weights, row.session, now);
+            store.open_session(&row.session)?;
+            store.all_mut().touch_sampler(&sampler);
+            let account = store.all().account(&row.session);
+            return found(row.base_model, row.weights, account, now);
         }
         drop(store);
-        Err(unknown(inference, name))
+        Err(unknown(inference, principal, name))
     }
 
-    /// Lists the models that requests can name: base models, aliases, and checkpoints, newest
+    /// Lists the models that requests of the principal can name: base models, aliases, and checkpoints, newest
     /// first. Names of training runs and sampling sessions are accepted too, but not listed.
-    pub(crate) fn list(inference: &Inference) -> Vec<Self> {
+    pub(crate) fn list(inference: &Inference, principal: &Principal) -> Vec<Self> {
         let mut names = inference.admission.models.names();
         names.extend(inference.aliases.iter().map(|(alias, _)| alias.clone()));
         let mut checkpoints: Vec<(UnixMicros, String)> = {
-            let store = inference.admission.store();
-            let now = store.clock.now();
-            let rows = store.checkpoints.values().map(|entry| &entry.row);
-            let usable = rows.filter(|row| can_sample(row) && !row.is_expired(now));
+            let store = inference.admission.store_of(principal);
+            let now = store.all().clock.now();
+            let usable = store.checkpoints().filter(|row| can_sample(row) && !row.is_expired(now));
             usable.map(|row| (row.created_at, row.path.to_string())).collect()
         };
         checkpoints.sort_by(|a, b| b.cmp(a));
         names.extend(checkpoints.into_iter().map(|(_, path)| path));
-        names.iter().filter_map(|name| Self::resolve(inference, name).ok()).collect()
+        names.iter().filter_map(|name| Self::resolve(inference, principal, name).ok()).collect()
     }
 }
+
+/// The locked store, as a principal may see it.
+type LockedStore<'a> = UserStore<'a, MutexGuard<'a, Store>>;
 
 fn can_sample(row: &CheckpointRecord) -> bool {
     row.path.kind() != CheckpointKind::External
 }
 
 /// Finds the checkpoint with a `tinker://` path.
-fn find_checkpoint<'a>(store: &'a Store, name: &str) -> Result<&'a CheckpointRecord, ServerError> {
+fn find_checkpoint<'a>(
+    store: &'a LockedStore<'_>,
+    name: &str,
+) -> Result<&'a CheckpointRecord, ServerError> {
     let path: TinkerPath =
         name.parse().map_err(|error| ServerError::not_found(format!("model {name:?}: {error}")))?;
-    let row = store.checkpoint(&path).map(|entry| &entry.row).ok_or_else(|| {
-        let others = store.checkpoints_of(path.run());
-        let others = others.into_iter().filter(|row| can_sample(row));
+    let row = store.checkpoint(&path).map_err(|_| {
+        let visible = store.run(path.run()).map(|run| store.all().checkpoints_of(&run.row.id));
+        let others = visible.unwrap_or_default().into_iter().filter(|row| can_sample(row));
         let names: Vec<String> = others.map(|row| row.path.to_string()).collect();
         let nearest = nearest(name, names.iter().map(String::as_str));
         ServerError::not_found(format!("checkpoint {path} does not exist{nearest}"))
@@ -153,13 +166,13 @@ fn find_checkpoint<'a>(store: &'a Store, name: &str) -> Result<&'a CheckpointRec
 
 /// Returns the latest checkpoint of a training run, or `None` if there is no such run.
 fn latest_checkpoint<'a>(
-    store: &'a Store,
+    store: &'a LockedStore<'_>,
     run: &ModelId,
 ) -> Result<Option<&'a CheckpointRecord>, ServerError> {
-    if !store.runs.contains_key(run) {
+    if store.run(run).is_err() {
         return Ok(None);
     }
-    let latest = store.checkpoints_of(run).into_iter().rfind(|row| can_sample(row));
+    let latest = store.all().checkpoints_of(run).into_iter().rfind(|row| can_sample(row));
     latest.map(Some).ok_or_else(|| {
         ServerError::not_found(format!(
             "training run {run} has no checkpoint yet; save weights, or use the id of a sampling \
@@ -176,13 +189,14 @@ fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
 }
 
 /// Creates the error for a name that no model has.
-fn unknown(inference: &Inference, name: &str) -> ServerError {
+fn unknown(inference: &Inference, principal: &Principal, name: &str) -> ServerError {
     let aliases = inference.aliases.iter().map(|(alias, _)| alias.as_str());
     let models = inference.admission.models.names();
     let names: Vec<&str> = models.iter().map(String::as_str).chain(aliases).collect();
     let mut runs: Vec<String> = Vec::new();
     if name.contains(":train:") {
-        runs.extend(inference.admission.store().runs.keys().map(|run| run.as_str().to_owned()));
+        let store = inference.admission.store_of(principal);
+        runs.extend(store.runs().map(|run| run.row.id.to_string()));
     }
     let nearest = nearest(name, names.into_iter().chain(runs.iter().map(String::as_str)));
     let shown: String = name.chars().take(200).collect();

@@ -6,16 +6,16 @@ use bytes::Bytes;
 use http::HeaderValue;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::request::Parts;
-use http_body_util::BodyExt as _;
 use tinkex_store::decode_jobs::SMALL;
 use tinkex_store::error::ServerError;
+use tinkex_store::user::Principal;
 use tinkex_wire::codec::compress;
 use tinkex_wire::{BodyCodec, RequestId, Route};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, timeout_at};
 
-use super::IncomingBody;
+use super::body_reader::BodyReader;
 use super::error::HttpError;
+use super::{Caller, IncomingBody};
 use crate::admit::Admission;
 use crate::state::{BODY_UNIT, ServerState};
 
@@ -63,22 +63,10 @@ impl ReceivedBody {
             Some(b"zstd") => true,
             Some(_) => return Err(HttpError::unsupported_encoding()),
         };
-        let timeout = state.options.timeouts.client_io;
+        let mut reader = BodyReader::new(body, state.options.timeouts.client_io);
         let mut received = Vec::new();
         let mut permit = None;
-        let mut deadline = Instant::now() + timeout;
-        loop {
-            let frame = match timeout_at(deadline, body.frame()).await {
-                Ok(None) => break,
-                Ok(Some(Ok(frame))) => frame,
-                Ok(Some(Err(error))) => {
-                    return Err(
-                        ServerError::invalid(format!("cannot read the body: {error}")).into()
-                    );
-                }
-                Err(_) => return Err(HttpError::body_timeout(timeout)),
-            };
-            let Ok(data) = frame.into_data() else { continue };
+        while let Some(data) = reader.next().await? {
             if received.len() + data.len() > limit {
                 return Err(too_large(limit).into());
             }
@@ -88,9 +76,9 @@ impl ReceivedBody {
                 // the other's share would deadlock.
                 let length = announced.unwrap_or(limit);
                 let decompressed = if zstd { declared_size(&received, limit) } else { 0 };
-                permit = Some(acquire_budget(state, length + decompressed).await?);
+                let budget = acquire_budget(state, length + decompressed);
+                permit = Some(reader.pause(budget).await?);
                 received.reserve_exact(length.saturating_sub(received.len()));
-                deadline = Instant::now() + timeout;
             }
         }
         let bytes = Bytes::from(received);
@@ -156,15 +144,16 @@ pub(super) fn too_large(limit: impl std::fmt::Display) -> ServerError {
 /// held until the request is admitted, also if the client disconnects before; from then on, the
 /// request counts towards the limits of the queue.
 pub(super) async fn admit_large(
-    state: &Arc<ServerState>,
+    Caller { state, principal }: Caller<'_>,
     body: ReceivedBody,
-    admit: fn(&Arc<Admission>, Bytes) -> Result<RequestId, ServerError>,
+    admit: fn(&Arc<Admission>, &Principal, Bytes) -> Result<RequestId, ServerError>,
 ) -> Result<RequestId, ServerError> {
     let admission = Arc::clone(&state.admission);
+    let principal = principal.clone();
     let size = body.bytes.len();
     let ReceivedBody { bytes, permit } = body;
     let admit = move || {
-        let admitted = admit(&admission, bytes);
+        let admitted = admit(&admission, &principal, bytes);
         drop(permit);
         admitted
     };

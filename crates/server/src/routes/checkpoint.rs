@@ -9,13 +9,16 @@ use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 use tinkex_backend::upstream::{UpstreamJob, WeightsDownload};
 use tinkex_store::clock::timestamp;
-use tinkex_store::error::ServerError;
-use tinkex_store::store::{CheckpointRecord, ModelRunRecord, Record, Store};
+use tinkex_store::error::{ServerError, with_causes};
+use tinkex_store::sealed;
+use tinkex_store::store::{
+    AuditEvent, CheckpointRecord, ModelRunRecord, Record, SharedWith, cost_of_records,
+};
 use tinkex_store::weights::{RemoteWeights, WeightsLocation};
 use tinkex_weights::{AdapterConversion, Error as FileError};
 use tinkex_wire::codec::json;
 use tinkex_wire::rest::{
-    CheckpointPage, CheckpointTtl, Cursor, ExternalWeightsUrls, ListUserCheckpoints,
+    Checkpoint, CheckpointPage, CheckpointTtl, Cursor, ExternalWeightsUrls, ListUserCheckpoints,
 };
 use tinkex_wire::{
     CheckpointKind, CopyWeights, LoraConfig, ModelId, TinkerPath, WeightsCopied, WeightsInfo,
@@ -24,48 +27,68 @@ use tinkex_wire::{
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::session::page;
-use super::{FILES, RouteResult, empty, from_query, to_json};
-use crate::admit::validate_ttl;
+use super::error::HttpError;
+use super::metadata::{MetadataOf, ReadMetadata};
+use super::session::{page, validate_label};
+use super::{Caller, FILES, RouteResult, empty, from_query, to_json};
+use crate::admit::{check_stored_bytes, validate_ttl};
 use crate::downloads::DownloadGrant;
 use crate::state::ServerState;
 
 /// Time for which a download URL is valid.
 const DOWNLOAD_TTL: Duration = Duration::from_secs(3_600);
 
-pub(super) fn list_of_run(state: &ServerState, run: &str) -> RouteResult {
+pub(super) async fn list_of_run(caller: Caller<'_>, run: &str) -> RouteResult {
     let run = ModelId::from(run);
-    let store = state.store();
-    if !store.runs.contains_key(&run) {
-        return Err(super::run::no_run(&run).into());
-    }
-    let checkpoints =
-        store.checkpoints_of(&run).into_iter().map(CheckpointRecord::to_wire).collect();
-    to_json(&CheckpointPage::new(checkpoints, None))
+    let listed = {
+        let store = caller.store();
+        store.run(&run)?;
+        ListedCheckpoints::new(store.all().checkpoints_of(&run).into_iter())
+    };
+    listed.respond(caller.state, None).await
 }
 
-pub(super) fn list(state: &ServerState, query: &str) -> RouteResult {
+/// Checkpoints of a response, without their metadata.
+struct ListedCheckpoints {
+    checkpoints: Vec<Checkpoint>,
+    metadata: Vec<MetadataOf>,
+}
+
+impl ListedCheckpoints {
+    fn new<'a>(rows: impl Iterator<Item = &'a CheckpointRecord>) -> Self {
+        let described =
+            rows.map(|row| (row.to_wire(), MetadataOf::new(&row.path, row.metadata_bytes)));
+        let (checkpoints, metadata) = described.unzip();
+        Self { checkpoints, metadata }
+    }
+
+    /// Reads the metadata and responds.
+    async fn respond(self, state: &Arc<ServerState>, cursor: Option<Cursor>) -> RouteResult {
+        let mut metadata = ReadMetadata::read(state, self.metadata).await?;
+        let mut checkpoints = self.checkpoints;
+        checkpoints.iter_mut().for_each(|checkpoint| metadata.add_to_checkpoint(checkpoint));
+        metadata.respond(&CheckpointPage::new(checkpoints, cursor))
+    }
+}
+
+/// Lists the checkpoints of the user's own runs.
+pub(super) async fn list(caller: Caller<'_>, query: &str) -> RouteResult {
     let request: ListUserCheckpoints = from_query(query)?;
-    let store = state.store();
-    let now = state.clock.now();
+    let (listed, cursor) = list_page(caller, &request);
+    listed.respond(caller.state, Some(cursor)).await
+}
+
+fn list_page(caller: Caller<'_>, request: &ListUserCheckpoints) -> (ListedCheckpoints, Cursor) {
+    let store = caller.store();
+    let now = caller.state.clock.now();
     let mut all: Vec<&CheckpointRecord> = store
-        .checkpoints
-        .values()
-        .map(|entry| &entry.row)
-        .filter(|row| !row.is_expired(now))
+        .checkpoints()
+        .filter(|row| store.own_run(row.path.run()).is_ok() && !row.is_expired(now))
         .collect();
     all.sort_by_key(|row| std::cmp::Reverse(row.created_at));
     let total_count = u64::try_from(all.len()).unwrap_or(u64::MAX);
-    let cursor = Some(Cursor::new(request.offset, request.limit, total_count));
-    let checkpoints =
-        page(all, request.offset, request.limit).map(CheckpointRecord::to_wire).collect();
-    to_json(&CheckpointPage::new(checkpoints, cursor))
-}
-
-/// Returns a checkpoint that exists and has not expired.
-pub(super) fn find(store: &Store, path: &TinkerPath) -> Result<CheckpointRecord, ServerError> {
-    let entry = store.checkpoint(path).ok_or_else(|| ServerError::no_checkpoint(path))?;
-    Ok(entry.row.clone())
+    let cursor = Cursor::new(request.offset, request.limit, total_count);
+    (ListedCheckpoints::new(page(all, request.offset, request.limit)), cursor)
 }
 
 fn path_of(run: &str, kind: &str, name: &str) -> Result<TinkerPath, ServerError> {
@@ -78,9 +101,9 @@ fn path_of(run: &str, kind: &str, name: &str) -> Result<TinkerPath, ServerError>
     Ok(TinkerPath::new(run, kind, name)?)
 }
 
-pub(super) fn info(state: &ServerState, body: &Bytes) -> RouteResult {
+pub(super) fn info(caller: Caller<'_>, body: &Bytes) -> RouteResult {
     let request: WeightsInfoRequest = json::decode(body)?;
-    let row = find(&state.store(), &request.tinker_path.parse()?)?;
+    let row = caller.store().checkpoint(&request.tinker_path.parse()?)?.clone();
     let lora = LoraConfig::with_rank(row.lora.rank)
         .train_unembed(row.lora.train_unembed)
         .train_mlp(row.lora.train_mlp)
@@ -88,26 +111,25 @@ pub(super) fn info(state: &ServerState, body: &Bytes) -> RouteResult {
     to_json(&WeightsInfo::new(row.base_model, row.optimizer).lora(lora))
 }
 
-pub(super) async fn delete(
-    state: &Arc<ServerState>,
-    run: &str,
-    kind: &str,
-    name: &str,
-) -> RouteResult {
+pub(super) async fn delete(caller: Caller<'_>, run: &str, kind: &str, name: &str) -> RouteResult {
     let path = path_of(run, kind, name)?;
-    let weights = state
-        .store
+    let state = caller.state;
+    let weights = caller
         .change(|store| {
-            let row = match find(store, &path) {
-                Ok(row) => row,
+            let row = match store.own_checkpoint(&path) {
+                Ok(row) => row.clone(),
                 // The request may be a retry whose first response was lost.
-                Err(_) if store.deleted_checkpoints.contains_key(&path) => {
+                Err(_)
+                    if store.all().deleted_checkpoints.contains_key(&path)
+                        && store.own_run(path.run()).is_ok() =>
+                {
                     return Ok((Vec::new(), None));
                 }
                 Err(missing) => return Err(missing),
             };
-            let deleted = Record::CheckpointDeleted { path, at: store.clock.now() };
-            Ok((vec![deleted], Some(row.weights)))
+            let audit = store.audit(AuditEvent::of_checkpoint("checkpoint.delete", &path));
+            let deleted = Record::CheckpointDeleted { path, at: store.all().clock.now() };
+            Ok((vec![deleted, audit], Some(row.weights)))
         })
         .await?;
     let is_unused = |weights: &WeightsLocation| !state.store().weights_in_use().contains(weights);
@@ -118,7 +140,7 @@ pub(super) async fn delete(
 }
 
 pub(super) async fn set_public(
-    state: &Arc<ServerState>,
+    caller: Caller<'_>,
     run: &str,
     kind: &str,
     name: &str,
@@ -127,11 +149,12 @@ pub(super) async fn set_public(
     let path = path_of(run, kind, name)?;
     // A checkpoint that already has the visibility is a success: the request may be a retry whose
     // first response was lost.
-    update(state, &path, |row| row.public = public).await
+    let event = if public { "checkpoint.publish" } else { "checkpoint.unpublish" };
+    update(caller, &path, event, |row| row.public = public).await
 }
 
 pub(super) async fn set_ttl(
-    state: &Arc<ServerState>,
+    caller: Caller<'_>,
     run: &str,
     kind: &str,
     name: &str,
@@ -140,22 +163,23 @@ pub(super) async fn set_ttl(
     let request: CheckpointTtl = json::decode(body)?;
     validate_ttl(request.ttl_seconds)?;
     let path = path_of(run, kind, name)?;
-    let expires_at = request.ttl_seconds.map(|ttl| state.clock.in_seconds(ttl));
-    update(state, &path, |row| row.expires_at = expires_at).await
+    let expires_at = request.ttl_seconds.map(|ttl| caller.state.clock.in_seconds(ttl));
+    update(caller, &path, "checkpoint.ttl", |row| row.expires_at = expires_at).await
 }
 
 /// Applies `edit` to a checkpoint and waits until the change is durable.
 async fn update(
-    state: &Arc<ServerState>,
+    caller: Caller<'_>,
     path: &TinkerPath,
+    event: &'static str,
     edit: impl FnOnce(&mut CheckpointRecord),
 ) -> RouteResult {
-    state
-        .store
+    caller
         .change(|store| {
-            let mut row = find(store, path)?;
+            let mut row = store.own_checkpoint(path)?.clone();
             edit(&mut row);
-            Ok((vec![Record::Checkpoint(row)], ()))
+            let audit = store.audit(AuditEvent::of_checkpoint(event, path));
+            Ok((vec![Record::Checkpoint(row), audit], ()))
         })
         .await?;
     empty()
@@ -166,26 +190,27 @@ async fn update(
 /// A request with the same idempotency key, or for the same new run, is a retry and returns the
 /// existing copy.
 pub(super) async fn copy(
-    state: &Arc<ServerState>,
+    caller: Caller<'_>,
     body: &Bytes,
     idempotency_key: Option<&str>,
 ) -> RouteResult {
     let request: CopyWeights = json::decode(body)?;
     validate_ttl(request.ttl_seconds)?;
+    validate_label("destination_project_id", request.destination_project_id.as_deref())?;
     let source: TinkerPath = request.source_path.parse()?;
     if source.kind() == CheckpointKind::External {
         let message = format!("source_path: {source} was saved for download and cannot be copied");
         return Err(ServerError::invalid(message).into());
     }
-    let path = state
-        .store
-        .change(|store| {
-            let row = find(store, &source)?;
+    let path = caller
+        .change(|mut store| {
+            let row = store.checkpoint(&source)?.clone();
+            check_stored_bytes(store.all(), &caller.principal.user, 0)?;
             let destination =
                 (&request.session_id, request.model_seq_id, &request.destination_project_id);
             let (id, session) = match destination {
                 (Some(session), Some(n), _) => {
-                    if store.open_session(session).is_none() {
+                    if store.open_session(session).is_err() {
                         return Err(ServerError::not_found(format!(
                             "session {session} does not exist or has ended"
                         )));
@@ -193,7 +218,7 @@ pub(super) async fn copy(
                     (ModelId::in_session(session, n), session.clone())
                 }
                 (_, _, Some(_)) => {
-                    (format!("copy-{}:train:0", copy_id(state, idempotency_key)).into(), "".into())
+                    (format!("copy-{}:train:0", copy_id(caller, idempotency_key)).into(), "".into())
                 }
                 _ => {
                     return Err(ServerError::invalid(
@@ -202,21 +227,23 @@ pub(super) async fn copy(
                 }
             };
             let path = TinkerPath::new(id.clone(), source.kind(), source.name())?;
-            if store.runs.contains_key(&id) {
-                return match store.checkpoint(&path) {
-                    Some(existing) if existing.row.weights == row.weights => Ok((Vec::new(), path)),
+            if store.all().runs.contains_key(&id) {
+                return match store.own_checkpoint(&path) {
+                    Ok(existing) if existing.weights == row.weights => Ok((Vec::new(), path)),
                     _ => Err(ServerError::Conflict(format!("training run {id} already exists"))),
                 };
             }
             let run = ModelRunRecord {
                 id,
+                owner: caller.principal.user.clone(),
                 session,
                 number: request.model_seq_id.unwrap_or_default(),
                 base_model: row.base_model.clone(),
                 lora: row.lora,
                 optimizer: row.optimizer.clone(),
-                user_metadata: None,
-                created_at: store.clock.now(),
+                metadata_bytes: 0,
+                name: None,
+                created_at: store.all().clock.now(),
                 closed: Some(
                     "it is a copy of a checkpoint; load it into a new model to train it".to_owned(),
                 ),
@@ -226,17 +253,25 @@ pub(super) async fn copy(
                     request.destination_project_id.unwrap_or_else(|| "default".to_owned()),
                 ),
                 upstream: None,
+                dropped_pass: None,
+                shared_with: SharedWith::default(),
             };
             let copy = CheckpointRecord {
                 path: path.clone(),
                 request: None,
                 seq: None,
-                created_at: store.clock.now(),
-                expires_at: request.ttl_seconds.map(|ttl| store.clock.in_seconds(ttl)),
+                created_at: store.all().clock.now(),
+                expires_at: request.ttl_seconds.map(|ttl| store.all().clock.in_seconds(ttl)),
                 public: false,
                 ..row
             };
-            Ok((vec![Record::Run(run), Record::Checkpoint(copy)], path))
+            let owner = run.owner.clone();
+            let copied = Record::MetadataCopied { from: source.clone(), to: path.clone() };
+            let mut records = vec![Record::Run(run), Record::Checkpoint(copy), copied];
+            store.all_mut().reserve_records(&owner, cost_of_records(&records))?;
+            let event = AuditEvent::of_checkpoint("checkpoint.copy", &path);
+            records.push(store.audit(event.detail("source", source.to_string())));
+            Ok((records, path))
         })
         .await?;
     to_json(&WeightsCopied::new(path.to_string()))
@@ -244,15 +279,21 @@ pub(super) async fn copy(
 
 /// Returns the unique part of the id of a copy: derived from the idempotency key, so that a retry
 /// finds the copy that the first attempt made, also after a restart.
-fn copy_id(state: &ServerState, idempotency_key: Option<&str>) -> uuid::Uuid {
+fn copy_id(caller: Caller<'_>, idempotency_key: Option<&str>) -> uuid::Uuid {
+    let user = &caller.principal.user;
     match idempotency_key {
         Some(key) => {
-            let digest = Sha256::digest(key);
+            // Users choose their idempotency keys, so two users may choose the same key.
+            let digest = Sha256::new().chain_update(key);
+            let digest = match user.is_administrator() {
+                true => digest.finalize(),
+                false => digest.chain_update([0]).chain_update(user.as_str()).finalize(),
+            };
             let mut bytes = [0; 16];
             bytes.copy_from_slice(&digest[..16]);
             uuid::Builder::from_custom_bytes(bytes).into_uuid()
         }
-        None => state.random.uuid(),
+        None => caller.state.random.uuid(),
     }
 }
 
@@ -284,12 +325,17 @@ async fn check_adapter(
     folder: PathBuf,
     convert: fn(AdapterConversion) -> Result<(), FileError>,
 ) -> Result<(), ServerError> {
-    let check = move || match AdapterConversion::open(&folder)? {
-        Some(conversion) => convert(conversion),
-        None => Ok(()),
+    let check = move || {
+        sealed::verify(&folder).map_err(FileError::io("read", &folder))?;
+        match AdapterConversion::open(&folder)? {
+            Some(conversion) => convert(conversion),
+            None => Ok(()),
+        }
     };
     let checked = state.executor.run_job(check).await?;
-    checked.map_err(|error| ServerError::Internal(format!("cannot download {path}: {error}")))
+    checked.map_err(|error| {
+        ServerError::Internal(format!("cannot download {path}: {}", with_causes(&error)))
+    })
 }
 
 /// Renames the tensors of an adapter from a server that uses the names of the hosted service, which
@@ -352,20 +398,22 @@ async fn copy_from_upstream<'a>(
     Ok(copy)
 }
 
-/// Returns URLs of the checkpoint's files that are valid for a limited time without an API key.
+/// Returns URLs of the checkpoint's files that are valid for a limited time without an API key. They
+/// start with `base`, the URL of the server.
 pub(super) async fn download_urls(
-    state: &ServerState,
+    caller: Caller<'_>,
     run: &str,
     kind: &str,
     name: &str,
-    host: Option<&str>,
+    base: &str,
 ) -> RouteResult {
+    let state = caller.state;
     let path = path_of(run, kind, name)?;
     if path.kind() == CheckpointKind::Training {
         let message = format!("checkpoint {path} was not saved for download");
         return Err(ServerError::invalid(message).into());
     }
-    let row = find(&state.store(), &path)?;
+    let row = caller.store().checkpoint(&path)?.clone();
     let files = match &row.weights {
         WeightsLocation::Local(folder) => {
             check_adapter(state, &path, state.weights_dir.join(folder), |_| Ok(())).await?;
@@ -381,18 +429,26 @@ pub(super) async fn download_urls(
     let folder = state.weights_dir.join(files.folder());
     let entries = std::fs::read_dir(&folder).map_err(|error| ServerError::read_failed(&error))?;
     let token = state.random.id();
-    let host = host.unwrap_or("127.0.0.1");
     let urls: BTreeMap<String, String> = entries
         .flatten()
         .filter_map(|entry| entry.file_name().into_string().ok())
         // Files that are being written have temporary names.
         .filter(|file| !file.starts_with('.'))
         .map(|file| {
-            let url = format!("http://{host}{FILES}{token}/{file}");
+            let url = format!("{base}{FILES}{token}/{file}");
             (file, url)
         })
         .collect();
-    let grant = DownloadGrant { folder: files.keep(), expires: Instant::now() + DOWNLOAD_TTL };
+    let key = caller.state.keyring.find_id(&caller.principal.key);
+    let key = key.ok_or_else(HttpError::unauthorized)?;
+    let expires = Instant::now() + DOWNLOAD_TTL;
+    let grant = DownloadGrant { folder: files.keep(), expires, key };
+    {
+        let mut store = caller.store();
+        let audit = store.audit(AuditEvent::of_checkpoint("checkpoint.export", &path));
+        // Not confirmed: checkpoints can be downloaded while the disk is full.
+        store.all_mut().put_unconfirmed(audit);
+    }
     for folder in state.downloads.insert(token, grant) {
         state.store().unfinished_folders.remove(&folder);
     }

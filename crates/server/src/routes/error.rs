@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::HeaderName;
+use http::header::{HeaderName, RETRY_AFTER};
 use http::{Response, StatusCode};
 use tinkex_inference::{ErrorClass, InferenceError};
 use tinkex_store::error::ServerError;
@@ -15,6 +15,7 @@ use tinkex_wire::codec::json;
 use tinkex_wire::{DecodeError, ErrorBody, ErrorCode, InvalidInput, JSON, header};
 
 use super::{ResponseBody, respond};
+use crate::drain::DRAIN_RETRY;
 
 /// Time after which a client should retry a request that could not be written to disk.
 const STORAGE_RETRY: Duration = Duration::from_millis(500);
@@ -63,6 +64,13 @@ impl HttpError {
         )
     }
 
+    /// Returns the error for a login after too many failed logins.
+    pub(super) fn too_many_logins(wait: Duration) -> Self {
+        let seconds = wait.as_secs_f64().ceil();
+        let message = format!("too many failed logins; try again in {seconds} s");
+        ServerError::Busy { message, retry_after: wait }.into()
+    }
+
     pub(super) fn method_not_allowed(detail: String) -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, detail)
     }
@@ -75,6 +83,16 @@ impl HttpError {
     pub(super) fn unsupported_encoding() -> Self {
         let detail = "content-encoding: not supported; use zstd or identity";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail)
+    }
+
+    /// Creates the response to new work while the server is drained.
+    pub(super) fn draining() -> Self {
+        let detail = "the server will stop soon and accepts no new work; accepted requests are \
+                      executed and can be polled; retry";
+        Self {
+            retry_after: Some(DRAIN_RETRY),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+        }
     }
 
     /// Returns the response in the shape of the Tinker API.
@@ -92,6 +110,8 @@ impl HttpError {
             let millis = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
             let name = HeaderName::from_static(header::RETRY_AFTER_MS);
             response.headers_mut().insert(name, millis.into());
+            // For clients that do not know the header with milliseconds.
+            response.headers_mut().insert(RETRY_AFTER, millis.div_ceil(1_000).into());
         }
         response
     }
@@ -189,5 +209,6 @@ mod tests {
         let response = HttpError::from(ServerError::busy("queue is full")).into_response();
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(response.headers()[header::RETRY_AFTER_MS], "1000");
+        assert_eq!(response.headers()[RETRY_AFTER], "1");
     }
 }

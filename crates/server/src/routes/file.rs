@@ -12,14 +12,15 @@ use http::header::{
     ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderName, HeaderValue,
     IF_NONE_MATCH, IF_RANGE, RANGE,
 };
-use http::{HeaderMap, Response, StatusCode};
+use http::request::Parts;
+use http::{Response, StatusCode};
 use http_body_util::{Either, Full};
 use hyper::body::{Body, Frame, SizeHint};
 use tinkex_store::error::ServerError;
 use tokio::fs::File;
 use tokio::io::{AsyncRead as _, AsyncSeekExt as _, ReadBuf};
 
-use super::{ResponseBody, RouteResult};
+use super::{ResponseBody, RouteResult, mark_authenticated, while_valid};
 use crate::state::ServerState;
 
 /// Size of the read buffer in bytes.
@@ -27,10 +28,21 @@ const BUFFER: usize = 256 << 10;
 
 /// Sends a file or a byte range of the file, so that an interrupted download can be resumed. `path`
 /// is `TOKEN/FILE`.
-pub(super) async fn download(state: &ServerState, path: &str, headers: &HeaderMap) -> RouteResult {
+pub(super) async fn download(state: &ServerState, path: &str, parts: &Parts) -> RouteResult {
     let not_found = || ServerError::not_found("unknown or expired download URL; request new URLs");
     let (token, name) = path.split_once('/').ok_or_else(not_found)?;
-    let folder = state.downloads.folder(token).ok_or_else(not_found)?;
+    let grant = state.downloads.find(token).ok_or_else(not_found)?;
+    if !grant.key.is_valid() {
+        return Err(not_found().into());
+    }
+    while_valid(&grant.key, send(state, &grant.folder, name, parts)).await
+}
+
+/// Sends the file `name` of a folder under `weights/`.
+async fn send(state: &ServerState, folder: &str, name: &str, parts: &Parts) -> RouteResult {
+    let headers = &parts.headers;
+    let not_found = || ServerError::not_found("unknown or expired download URL; request new URLs");
+    mark_authenticated(parts);
     // Compare `name` with the names in the folder instead of joining it to the path: `..` would
     // lead out of the folder.
     let path = find_file(state.weights_dir.join(folder), name).ok_or_else(not_found)?;

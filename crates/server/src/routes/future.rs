@@ -7,6 +7,7 @@ use bytes::Bytes;
 use tinkex_backend::queue::RequestQueue;
 use tinkex_store::disk::PayloadReader;
 use tinkex_store::error::ServerError;
+use tinkex_store::log;
 use tinkex_store::store::{RequestPhase, SequenceScope};
 use tinkex_wire::codec::json;
 use tinkex_wire::{
@@ -17,7 +18,7 @@ use tinkex_wire::{
 use tokio::sync::futures::OwnedNotified;
 use tokio::time::Instant;
 
-use super::{RouteResult, empty, respond, to_json};
+use super::{Caller, RouteResult, empty, respond, to_json};
 use crate::state::ServerState;
 
 /// Size of a result in bytes above which the first response has only the size, if the client allows
@@ -25,15 +26,24 @@ use crate::state::ServerState;
 const LARGE_RESULT: usize = 256 << 10;
 
 /// Returns the result of a request. Waits for the result for at most the poll timeout.
-pub(super) async fn retrieve(state: &Arc<ServerState>, body: &Bytes) -> RouteResult {
+pub(super) async fn retrieve(caller: Caller<'_>, body: &Bytes) -> RouteResult {
+    let state = caller.state;
     let request: RetrieveFuture = json::decode(body)?;
     let id = request.request_id;
     let deadline = Instant::now() + state.options.timeouts.poll_hold;
     loop {
-        let changed = match future_state(state, &id, request.allow_metadata_only)? {
-            FutureState::Available(response) => return poll_response(&response, &id),
+        let changed = match future_state(caller, &id, request.allow_metadata_only)? {
+            FutureState::Size(response_payload_size) => {
+                return poll_response(&PollResponse::MetadataOnly { response_payload_size }, &id);
+            }
+            FutureState::Available(response) => {
+                mark_delivered(caller, &id);
+                return poll_response(&response, &id);
+            }
             FutureState::OnDisk { proto, number, size, reader } => {
-                return read_result(state, &id, proto, (number, size), reader).await;
+                let response = read_result(state, &id, proto, (number, size), reader).await?;
+                mark_delivered(caller, &id);
+                return Ok(response);
             }
             FutureState::Pending(changed) => changed,
         };
@@ -50,7 +60,10 @@ fn poll_response(response: &PollResponse, id: &RequestId) -> RouteResult {
 
 /// State of a future for a poll.
 enum FutureState {
+    /// The outcome.
     Available(PollResponse),
+    /// Size of a large result in bytes. The client polls again for the result itself.
+    Size(u64),
     OnDisk {
         proto: bool,
         number: u64,
@@ -62,33 +75,44 @@ enum FutureState {
 }
 
 fn future_state(
-    state: &ServerState,
+    caller: Caller<'_>,
     id: &RequestId,
     allow_metadata: bool,
 ) -> Result<FutureState, ServerError> {
-    let store = state.store();
-    let Some(entry) = store.requests.get(id) else { return Err(no_result(id)) };
+    let store = caller.store();
+    let reader = store.all().reader();
+    let Some(entry) = store.request(id) else { return Err(no_result(id)) };
     Ok(match &entry.phase {
         RequestPhase::Failed { failed, .. } => {
             FutureState::Available(PollResponse::Failed(failed.clone()))
         }
         RequestPhase::Ready { size, .. } if allow_metadata && *size > LARGE_RESULT => {
-            let response_payload_size = u64::try_from(*size).unwrap_or(u64::MAX);
-            FutureState::Available(PollResponse::MetadataOnly { response_payload_size })
+            FutureState::Size(u64::try_from(*size).unwrap_or(u64::MAX))
         }
         RequestPhase::Ready { payload: Some(payload), .. } => {
             FutureState::Available(PollResponse::Ready(payload.clone()))
         }
-        RequestPhase::Ready { payload: None, proto, number, size, .. } => FutureState::OnDisk {
-            proto: *proto,
-            number: *number,
-            size: *size,
-            reader: store.reader(),
-        },
+        RequestPhase::Ready { payload: None, proto, number, size, .. } => {
+            FutureState::OnDisk { proto: *proto, number: *number, size: *size, reader }
+        }
         RequestPhase::Writing { .. } | RequestPhase::Queued | RequestPhase::Persisting => {
             FutureState::Pending(Arc::clone(&entry.changed).notified_owned())
         }
     })
+}
+
+/// Records that a client receives the outcome of a request.
+fn mark_delivered(caller: Caller<'_>, id: &RequestId) {
+    // A key that may only read leaves the retention of the result to the client that waits for it.
+    if caller.require_write().is_err() {
+        return;
+    }
+    let mut store = caller.store();
+    let store = store.all_mut();
+    let now = store.clock.running();
+    if let Some(entry) = store.requests.get_mut(id) {
+        entry.delivered = Some(now);
+    }
 }
 
 fn no_result(id: &RequestId) -> ServerError {
@@ -112,7 +136,9 @@ async fn read_result(
         }
         Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
             let category = ErrorCategory::Server;
-            let failed = RequestFailed::new(error.to_string(), category);
+            tracing::warn!(target: log::STORAGE, request_id = %id, %error, "cannot read a result");
+            let message = state.hidden_paths.hide(&error.to_string()).into_owned();
+            let failed = RequestFailed::new(message, category);
             return poll_response(&PollResponse::Failed(failed), id);
         }
         Err(error) => return Err(ServerError::read_failed(&error).into()),
@@ -132,7 +158,10 @@ fn queue_status(state: &ServerState, id: &RequestId) -> QueueStatus {
         };
         (request, store.disk.write_error(), queue)
     };
-    let status = QueueStatus::new;
+    let status = |queue_state, reason: Option<String>| {
+        let reason = reason.map(|reason| state.hidden_paths.hide(&reason).into_owned());
+        QueueStatus::new(queue_state, reason)
+    };
     if let Some(error) = write_error {
         let reason = format!("the server cannot write results to its disk: {error}");
         return status(QueueState::PausedCapacity, Some(reason));
@@ -171,19 +200,22 @@ impl Drop for FeedGuard<'_> {
 }
 
 /// Returns the completed futures of one clone of a sampling client.
-pub(super) async fn retrieve_many(state: &Arc<ServerState>, body: &Bytes) -> RouteResult {
+pub(super) async fn retrieve_many(caller: Caller<'_>, body: &Bytes) -> RouteResult {
+    let state = caller.state;
+    // A key that may only read leaves the results to the client that sampled.
+    let acknowledges = caller.require_write().is_ok();
     let request: RetrieveFutures = json::decode(body)?;
     let key = (request.target.sampling_session_id, request.target.cloned_sampler_id);
     {
-        let mut store = state.store();
-        if !store.samplers.contains_key(&key.0) {
-            return Err(ServerError::no_sampling_session(&key.0).into());
-        }
+        let mut store = caller.store();
+        store.sampler(&key.0)?;
         // Ignore acknowledgements of results that belong to other sampling sessions.
         let scope = SequenceScope::Sampler(key.0.clone());
         let mut ids = request.retrieved_request_ids;
-        ids.retain(|id| store.requests.get(id).is_some_and(|entry| entry.row.scope == scope));
-        store.remove_results(ids);
+        ids.retain(|id| store.request(id).is_some_and(|entry| entry.row.scope == scope));
+        if acknowledges {
+            store.all_mut().remove_results(ids);
+        }
     }
     let _guard = FeedGuard { state, key: &key };
     let max = state.options.timeouts.poll_hold;
@@ -193,13 +225,15 @@ pub(super) async fn retrieve_many(state: &Arc<ServerState>, body: &Bytes) -> Rou
         let changed = {
             let mut store = state.store();
             let feed = store.feeds.entry(key.clone()).or_default();
-            while feed.completions.front().is_some_and(|(at, _)| *at <= request.prev_cursor) {
+            let is_known = |at: u64| at <= request.prev_cursor;
+            while acknowledges && feed.completions.front().is_some_and(|(at, _)| is_known(*at)) {
                 feed.completions.pop_front();
             }
-            if !feed.completions.is_empty() {
+            let new = feed.completions.iter().filter(|(at, _)| !is_known(*at));
+            let completions: Vec<CompletedFuture> =
+                new.map(|(_, completion)| completion.clone()).collect();
+            if !completions.is_empty() {
                 let cursor = feed.completions.back().map_or(0, |(at, _)| *at);
-                let completions: Vec<CompletedFuture> =
-                    feed.completions.iter().map(|(_, completion)| completion.clone()).collect();
                 return to_json(&FuturesRetrieved::new(completions, cursor));
             }
             Arc::clone(&feed.changed).notified_owned()
@@ -213,10 +247,12 @@ pub(super) async fn retrieve_many(state: &Arc<ServerState>, body: &Bytes) -> Rou
 
 /// Cancels a sample. Has no effect on requests of models, because later requests of the model
 /// depend on them.
-pub(super) fn cancel(state: &ServerState, body: &Bytes) -> RouteResult {
+pub(super) fn cancel(caller: Caller<'_>, body: &Bytes) -> RouteResult {
     let request: CancelFuture = json::decode(body)?;
-    let mut store = state.store();
-    if let Some(entry) = store.requests.get_mut(&request.request_id)
+    let state = caller.state;
+    let mut store = caller.store();
+    if store.request(&request.request_id).is_some()
+        && let Some(entry) = store.all_mut().requests.get_mut(&request.request_id)
         && matches!(entry.row.scope, SequenceScope::Sampler(_))
     {
         match &mut entry.phase {

@@ -7,20 +7,27 @@ use std::sync::Arc;
 
 use http::header::CONTENT_ENCODING;
 use http::request::Parts;
-use tinkex_engine::LoraConfig;
+use tinkex_engine::{LoraConfig, builtin};
 use tinkex_files::{NotEnoughSpace, StagedFolder};
 use tinkex_store::error::ServerError;
-use tinkex_store::store::{CheckpointRecord, LoraSettings, ModelRunRecord, Record};
+use tinkex_store::sealed;
+use tinkex_store::store::{
+    CheckpointRecord, LoraSettings, ModelRunRecord, Record, SharedWith, cost_of_records,
+};
+use tinkex_store::user::UserId;
 use tinkex_store::weights::WeightsLocation;
-use tinkex_weights::{AdapterConversion, AdapterFile, Error as FileError};
+use tinkex_weights::{
+    AdapterConversion, AdapterFile, Error as FileError, GgufModel, ModelFolder, StoredAdapter,
+    TensorFile,
+};
 use tinkex_wire::rest::{AdapterImported, ImportOptions};
 use tinkex_wire::{CheckpointKind, ModelId, OptimizerConfig, TinkerPath};
 
 use super::body::{announced_length, too_large};
 use super::error::HttpError;
 use super::upload::AdapterUpload;
-use super::{IncomingBody, RouteResult, from_query, to_json};
-use crate::admit::validate_name;
+use super::{Caller, IncomingBody, RouteResult, from_query, to_json};
+use crate::admit::{check_stored_bytes, validate_name};
 use crate::fault::engine_error;
 use crate::models::{BaseModels, EngineModel};
 use crate::state::ServerState;
@@ -30,13 +37,14 @@ const DEFAULT_NAME: &str = "imported";
 
 /// Imports the adapter in the body of a request.
 pub(super) async fn import(
-    state: &Arc<ServerState>,
+    caller: Caller<'_>,
     parts: &Parts,
     body: &mut impl IncomingBody,
     id: &str,
 ) -> RouteResult {
+    let state = caller.state;
     let options: ImportOptions = from_query(parts.uri.query().unwrap_or_default())?;
-    let target = ImportTarget::new(id, &options)?;
+    let target = ImportTarget::new(&caller.principal.user, id, &options)?;
     if let Some(base_model) = &options.base_model {
         require_base_model(&state.models, base_model)?;
     }
@@ -50,23 +58,29 @@ pub(super) async fn import(
         return Err(too_large(limit).into());
     }
     let mut upload = AdapterUpload::new(state, body);
-    if let Some(imported) = target.existing(state) {
+    if let Some(imported) = target.existing(caller) {
         // This is a retry. Read the body: a client that is still sending would see a reset
         // connection instead of this response.
         while upload.fill().await? {}
         // `create` without records waits until the records of the first request are durable.
         return to_json(&state.store.create(|_| Ok((Vec::new(), imported))).await?);
     }
-    if let Err(error) = check_space(state, announced.unwrap_or(0)).await {
+    let user = &caller.principal.user;
+    let within_quota = check_stored_bytes(&state.store(), user, announced.unwrap_or(0));
+    let accepted = match within_quota {
+        Ok(()) => check_space(state, announced.unwrap_or(0)).await,
+        spent => spent,
+    };
+    if let Err(error) = accepted {
         // Read the body: `drain` stops after 16 MiB, and a client that is still sending would see a
         // reset connection instead of this error.
         while upload.fill().await? {}
         return Err(error.into());
     }
 
-    let folder = UnfinishedFolder::new(state, target.folder());
-    let adapter = receive(state, &mut upload, &folder.name, options.base_model).await?;
-    to_json(&target.publish(state, &folder.name, adapter).await?)
+    let name = target.folder();
+    let (adapter, folder) = receive(state, &mut upload, name, options.base_model).await?;
+    to_json(&target.publish(caller, &folder.name, adapter).await?)
 }
 
 /// Checks that an upload of `bytes` fits on the disk. The error is permanent, unlike the error of a
@@ -88,19 +102,27 @@ fn no_space(shortage: &NotEnoughSpace) -> ServerError {
 }
 
 /// Keeps the expiry task from removing a folder to which no record refers yet.
-struct UnfinishedFolder<'a> {
-    state: &'a ServerState,
+struct UnfinishedFolder {
+    state: Arc<ServerState>,
     name: String,
 }
 
-impl<'a> UnfinishedFolder<'a> {
-    fn new(state: &'a ServerState, name: String) -> Self {
+impl UnfinishedFolder {
+    fn new(state: &Arc<ServerState>, name: String) -> Self {
         state.store().unfinished_folders.insert(name.clone());
-        Self { state, name }
+        Self { state: Arc::clone(state), name }
+    }
+
+    /// Adds the digest of the files to the name of the folder, which is complete.
+    fn seal(self) -> io::Result<Self> {
+        let path = self.state.weights_dir.join(&self.name);
+        let mut sealed = None;
+        sealed::seal(&path, |name| sealed = Some(Self::new(&self.state, name.to_owned())))?;
+        Ok(sealed.unwrap_or(self))
     }
 }
 
-impl Drop for UnfinishedFolder<'_> {
+impl Drop for UnfinishedFolder {
     fn drop(&mut self) {
         self.state.store().unfinished_folders.remove(&self.name);
     }
@@ -111,17 +133,19 @@ impl Drop for UnfinishedFolder<'_> {
 async fn receive(
     state: &Arc<ServerState>,
     upload: &mut AdapterUpload<'_, impl IncomingBody>,
-    folder: &str,
+    name: String,
     base_model: Option<String>,
-) -> Result<CheckedAdapter, HttpError> {
-    let target = state.weights_dir.join(folder);
+) -> Result<(CheckedAdapter, UnfinishedFolder), HttpError> {
+    let target = state.weights_dir.join(&name);
+    let folder = UnfinishedFolder::new(state, name);
     let staged = StagedFolder::new(&target).map_err(|error| ServerError::write_failed(&error))?;
     upload.write_files(staged.path()).await?;
     let check_state = Arc::clone(state);
     let check = move || {
         let adapter = CheckedAdapter::read(&check_state, staged.path(), base_model)?;
-        staged.commit().map_err(|error| ServerError::write_failed(&error))?;
-        Ok::<_, ServerError>(adapter)
+        let sealed = staged.commit().and_then(|()| folder.seal());
+        let folder = sealed.map_err(|error| ServerError::write_failed(&error))?;
+        Ok::<_, ServerError>((adapter, folder))
     };
     // Pass the maximum size, so that the check always runs as a job: it reads the whole adapter.
     Ok(state.decode_jobs.run(usize::MAX, check).await?)
@@ -134,7 +158,10 @@ struct ImportTarget {
 }
 
 impl ImportTarget {
-    fn new(id: &str, options: &ImportOptions) -> Result<Self, ServerError> {
+    /// Returns the target of an import. Users choose the ids of their imports, so the id of the run
+    /// of another user than the administrator has the name of the user: an import never finds the
+    /// import of another user.
+    fn new(user: &UserId, id: &str, options: &ImportOptions) -> Result<Self, ServerError> {
         let allowed = |c: u8| c.is_ascii_alphanumeric() || c == b'-';
         if id.len() > 64 || !id.bytes().all(allowed) {
             return Err(ServerError::invalid(
@@ -143,7 +170,11 @@ impl ImportTarget {
         }
         let name = options.name.clone().unwrap_or_else(|| DEFAULT_NAME.to_owned());
         validate_name(&name)?;
-        Ok(Self { run: format!("import-{id}:train:0").into(), name })
+        let run = match user.is_administrator() {
+            true => format!("import-{id}:train:0"),
+            false => format!("import-{id}.{user}:train:0"),
+        };
+        Ok(Self { run: run.into(), name })
     }
 
     fn path(&self, kind: CheckpointKind) -> Result<TinkerPath, ServerError> {
@@ -158,10 +189,10 @@ impl ImportTarget {
     }
 
     /// Returns the response of an earlier request with the same id.
-    fn existing(&self, state: &ServerState) -> Option<AdapterImported> {
-        let store = state.store();
+    fn existing(&self, caller: Caller<'_>) -> Option<AdapterImported> {
+        let store = caller.store();
         let path = self.path(CheckpointKind::Training).ok()?;
-        let row = store.checkpoint(&path)?.row.clone();
+        let row = store.own_checkpoint(&path).ok()?.clone();
         self.response(&row).ok()
     }
 
@@ -175,25 +206,29 @@ impl ImportTarget {
     /// Writes the records of the run and its checkpoints, and waits until they are durable.
     async fn publish(
         &self,
-        state: &Arc<ServerState>,
+        caller: Caller<'_>,
         folder: &str,
         adapter: CheckedAdapter,
     ) -> Result<AdapterImported, ServerError> {
-        let created_at = state.clock.now();
+        let created_at = caller.state.clock.now();
         let run = ModelRunRecord {
             id: self.run.clone(),
+            owner: caller.principal.user.clone(),
             session: "".into(),
             number: 0,
             base_model: adapter.base_model.clone(),
             lora: adapter.lora,
             optimizer: OptimizerConfig::default(),
-            user_metadata: None,
+            metadata_bytes: 0,
+            name: None,
             created_at,
             closed: Some("it was imported; load it into a new model to train it".to_owned()),
             snapshot: None,
             last_seq: None,
             project_id: None,
             upstream: None,
+            dropped_pass: None,
+            shared_with: SharedWith::default(),
         };
         let checkpoint = |kind| {
             Ok::<_, ServerError>(CheckpointRecord {
@@ -205,7 +240,7 @@ impl ImportTarget {
                 expires_at: None,
                 size_bytes: adapter.size_bytes,
                 public: false,
-                user_metadata: None,
+                metadata_bytes: 0,
                 base_model: adapter.base_model.clone(),
                 lora: adapter.lora,
                 optimizer: OptimizerConfig::default(),
@@ -214,23 +249,26 @@ impl ImportTarget {
         let weights = checkpoint(CheckpointKind::Training)?;
         let sampler = checkpoint(CheckpointKind::Sampler)?;
         let response = self.response(&weights)?;
-        state
-            .store
-            .change(|store| {
+        caller
+            .change(|mut store| {
                 // Another attempt of the same import may have ended while this attempt checked the
                 // adapter.
-                if let Some(entry) = store.checkpoint(&weights.path) {
-                    return Ok((Vec::new(), self.response(&entry.row)?));
+                if let Ok(row) = store.own_checkpoint(&weights.path) {
+                    return Ok((Vec::new(), self.response(row)?));
                 }
-                if store.runs.contains_key(&run.id) {
+                if store.all().runs.contains_key(&run.id) {
                     let message = format!("training run {} already exists", run.id);
                     return Err(ServerError::Conflict(message));
                 }
+                // Check again: other imports may have ended since this one began, and a client need
+                // not announce the size.
+                check_stored_bytes(store.all(), &run.owner, adapter.size_bytes)?;
                 let records = vec![
-                    Record::Run(run),
+                    Record::Run(run.clone()),
                     Record::Checkpoint(weights),
                     Record::Checkpoint(sampler),
                 ];
+                store.all_mut().reserve_records(&run.owner, cost_of_records(&records))?;
                 Ok((records, response))
             })
             .await
@@ -253,12 +291,17 @@ impl CheckedAdapter {
         folder: &Path,
         base_model: Option<String>,
     ) -> Result<Self, ServerError> {
-        let file = AdapterFile::load(folder).map_err(|error| file_error(&error))?;
+        let adapter = StoredAdapter::open(folder).map_err(|error| file_error(&error))?;
+        let pairs = adapter.read_pairs().map_err(|error| file_error(&error))?;
+        let file = AdapterFile { config: adapter.config().clone(), pairs };
         let named = Some(file.config.base_model.clone()).filter(|name| !name.is_empty());
         let base_model = base_model.or(named).ok_or_else(|| {
             ServerError::invalid("adapter_config.json does not name the base model; pass its name")
         })?;
         let base = require_base_model(&state.models, &base_model)?;
+        if adapter.has_frozen() {
+            check_frozen(&adapter, &base).map_err(|error| file_error(&error))?;
+        }
         let lora = LoraConfig::of_adapter(&base.config, file).map_err(engine_error)?;
         if let Some(conversion) =
             AdapterConversion::open(folder).map_err(|error| file_error(&error))?
@@ -280,6 +323,20 @@ impl CheckedAdapter {
         };
         let size_bytes = size_bytes.map_err(|error| ServerError::read_failed(&error))?;
         Ok(Self { base_model, lora, size_bytes })
+    }
+}
+
+/// Checks that the frozen weights in the file of an adapter equal the weights of its base model.
+fn check_frozen(adapter: &StoredAdapter, base: &EngineModel) -> Result<(), FileError> {
+    if base.built_in {
+        let file = TensorFile::from_static(builtin::WEIGHTS, "model.safetensors")?;
+        adapter.check_frozen(|name| file.tensor(name))
+    } else if base.weights.is_file() {
+        let model = GgufModel::open(&base.weights)?;
+        adapter.check_frozen(|name| model.tensor(name))
+    } else {
+        let model = ModelFolder::open(&base.weights)?;
+        adapter.check_frozen(|name| model.tensor(name))
     }
 }
 

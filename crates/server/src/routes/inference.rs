@@ -18,10 +18,13 @@ use tinkex_store::error::ServerError;
 use tinkex_wire::{BodyCodec, JSON, percent_decode};
 
 use super::body::ReceivedBody;
-use super::dashboard::permits_inference;
+use super::dashboard::session_key;
 use super::error::HttpError;
 use super::event_body::EventBody;
-use super::{IncomingBody, ResponseBody, RouteResult, authorize, check_worker, respond, to_json};
+use super::{
+    Caller, IncomingBody, ResponseBody, RouteResult, authenticate, check_worker,
+    mark_authenticated, respond, to_json, while_valid,
+};
 use crate::inference::{ModelGenerator, NamedModel};
 use crate::state::ServerState;
 
@@ -135,9 +138,23 @@ pub(super) async fn dispatch(
         // Respond before the key is checked: a browser sends no key with a preflight request.
         return Ok(preflight(&parts.headers));
     }
-    if !permits_inference(state, &parts.headers) {
-        authorize(state, &parts.headers, from_allowed_page)?;
-    }
+    let key = match session_key(state, &parts.headers) {
+        Some(key) => key,
+        None => authenticate(state, &parts.headers, from_allowed_page)?,
+    };
+    mark_authenticated(parts);
+    let caller = Caller { state, principal: &key.principal };
+    while_valid(&key, handle(caller, parts, body, endpoint)).await
+}
+
+/// Handles an authenticated request.
+async fn handle(
+    caller: Caller<'_>,
+    parts: &Parts,
+    body: &mut impl IncomingBody,
+    endpoint: &Endpoint,
+) -> RouteResult {
+    let Caller { state, principal } = caller;
     let path = parts.uri.path();
     if let Endpoint::Unknown(api) = endpoint {
         let path: String = path.chars().take(200).collect();
@@ -154,27 +171,32 @@ pub(super) async fn dispatch(
     }
     let response = match endpoint {
         Endpoint::Models => {
-            let models =
-                NamedModel::list(&state.inference).into_iter().map(NamedModel::description);
+            let models = NamedModel::list(&state.inference, principal)
+                .into_iter()
+                .map(NamedModel::description);
             return to_json(&models.collect::<openai::ModelList>());
         }
         Endpoint::Model(name) => {
-            let model = NamedModel::resolve(&state.inference, name)?.description();
+            let model = NamedModel::resolve(&state.inference, principal, name)?.description();
             return to_json(&openai::ModelObject::from(model));
         }
+        _ if state.drain.is_active() => return Err(HttpError::draining()),
         _ => {
+            caller.require_write()?;
             let limit = state.options.limits.body_bytes;
             let body = ReceivedBody::read(state, parts, body, limit, BodyCodec::Json).await?;
             let body = body.into_bytes();
             match endpoint {
                 Endpoint::ChatCompletions => {
-                    respond_to::<openai::ChatCompletionRequest>(state, body).await?
+                    respond_to::<openai::ChatCompletionRequest>(caller, body).await?
                 }
-                Endpoint::Messages => respond_to::<anthropic::MessagesRequest>(state, body).await?,
+                Endpoint::Messages => {
+                    respond_to::<anthropic::MessagesRequest>(caller, body).await?
+                }
                 Endpoint::CountTokens => {
-                    respond_to::<anthropic::CountTokensRequest>(state, body).await?
+                    respond_to::<anthropic::CountTokensRequest>(caller, body).await?
                 }
-                _ => respond_to::<openai::CompletionRequest>(state, body).await?,
+                _ => respond_to::<openai::CompletionRequest>(caller, body).await?,
             }
         }
     };
@@ -203,17 +225,24 @@ pub(super) async fn dispatch(
 /// Reads a request, starts it on the model that it names, and waits for the response. Large bodies
 /// are read, and long prompts tokenized, on the blocking pool.
 async fn respond_to<R: EndpointRequest>(
-    state: &Arc<ServerState>,
+    Caller { state, principal }: Caller<'_>,
     body: Bytes,
 ) -> Result<InferenceResponse, HttpError> {
     let size = body.len();
-    let read = move || R::read(&body).map_err(HttpError::from);
+    // The body keeps its share of the body budget until the request is enqueued: the parsed request
+    // is about as large as the body.
+    let read_body = body.clone();
+    let read = move || R::read(&read_body).map_err(HttpError::from);
     let request = state.decode_jobs.run(size, read).await?;
-    let model = NamedModel::resolve(&state.inference, request.model())?;
+    let model = NamedModel::resolve(&state.inference, principal, request.model())?;
     model.load_text_files(&state.executor, R::USES_CHAT).await?;
     let generator = ModelGenerator { inference: Arc::clone(&state.inference), model };
     let created = state.clock.now().div_euclid(1_000_000);
-    let start = move || request.start(&generator, created).map_err(HttpError::from);
+    let start = move || {
+        let started = request.start(&generator, created).map_err(HttpError::from);
+        drop(body);
+        started
+    };
     let cost = size.saturating_mul(TOKENIZING_COST);
     Ok(state.decode_jobs.run(cost, start).await?.await?)
 }

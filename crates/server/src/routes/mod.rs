@@ -4,8 +4,11 @@
 //! Only this module, `server`, `connections` and `stream` refer to HTTP types. All other modules
 //! return [`ServerError`], which [`error`] maps to responses.
 
+mod authentication;
 mod body;
+mod body_reader;
 mod checkpoint;
+mod client;
 mod dashboard;
 mod error;
 mod event_body;
@@ -13,35 +16,47 @@ mod file;
 mod future;
 mod import;
 mod inference;
+mod keys;
+mod metadata;
 mod run;
+mod search;
 mod session;
 mod upload;
 mod usage;
 
-use std::net::SocketAddr;
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, ORIGIN};
+use http::header::CONTENT_TYPE;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, Either, Full};
 use hyper::body::Body;
 use serde::Serialize;
-use sha2::{Digest as _, Sha256};
+use tinkex_store::disk::ServerHealth;
 use tinkex_store::error::ServerError;
 use tinkex_store::log;
 use tinkex_wire::codec::{json, query};
+use tinkex_wire::rest::StartBackup;
 use tinkex_wire::{
     ClientConfig, DynamicConfig, Health, JSON, JsonObject, RequestId, Route, RouteMatch,
     ServerCapabilities, TelemetryBatch, TelemetryResponse, header,
 };
+use tokio::time::Instant;
 
+use self::authentication::{
+    Access, Caller, authenticate, end_with_key, is_local_host, require, sent_key, while_valid,
+};
 use self::body::{ReceivedBody, admit_large};
+use self::client::RequestClient;
 use self::error::HttpError;
 use crate::admit;
-use crate::metrics::GaugeValues;
+use crate::backup;
+use crate::connections::ConnectionId;
+use crate::disk_usage;
+use crate::drain;
 use crate::state::ServerState;
 
 /// Body of a response: bytes in memory, a file that is streamed, or events.
@@ -56,6 +71,8 @@ impl<B: Body<Data = Bytes, Error: std::fmt::Display + Send> + Unpin + Send> Inco
 
 type RouteResult = Result<Response<ResponseBody>, HttpError>;
 
+pub(crate) use self::authentication::KeyedBody;
+pub(crate) use self::client::ConnectionPeer;
 pub(crate) use self::dashboard::Dashboard;
 pub use self::dashboard::FolderDashboard;
 
@@ -71,9 +88,11 @@ const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_millis(200);
 pub(crate) async fn handle(
     state: &Arc<ServerState>,
     request: Request<impl IncomingBody>,
-) -> Response<ResponseBody> {
+) -> Response<KeyedBody<ResponseBody>> {
     state.metrics.http_requests.add(1);
-    let (parts, mut body) = request.into_parts();
+    let start = Instant::now();
+    let (mut parts, mut body) = request.into_parts();
+    RequestClient::identify(&mut parts, &state.options.trusted_proxies);
     let endpoint = inference::Endpoint::find(parts.uri.path());
     let handled = match &endpoint {
         Some(endpoint) => inference::dispatch(state, &parts, &mut body, endpoint).await,
@@ -84,23 +103,30 @@ pub(crate) async fn handle(
     };
     let mut response = match handled {
         Ok(response) => response,
-        Err(error) => {
+        Err(mut error) => {
             state.metrics.rejected.add(1);
             // Omit a download path from the log: it contains a token that grants access.
             let path = parts.uri.path();
             let path = if path.starts_with(FILES) { FILES } else { path };
             tracing::debug!(
                 target: log::REQUEST,
+                client = RequestClient::of(&parts).address.map(tracing::field::display),
                 method = %parts.method,
                 path,
                 status = error.status.as_u16(),
                 detail = error.detail,
                 "request rejected"
             );
+            if let Cow::Owned(hidden) = state.hidden_paths.hide(&error.detail) {
+                tracing::warn!(
+                    target: log::REQUEST, path, error = error.detail, "request rejected"
+                );
+                error.detail = hidden;
+            }
             // Read the rest of the body: a client that is still sending would see a reset
             // connection instead of the response.
             let limit = state.options.timeouts.client_io;
-            let _ = tokio::time::timeout(limit, drain(&mut body)).await;
+            let _ = tokio::time::timeout(limit, discard_rest(&mut body)).await;
             match &endpoint {
                 Some(endpoint) => endpoint.error_response(error),
                 None => error.into_response(),
@@ -114,11 +140,25 @@ pub(crate) async fn handle(
         inference::add_request_id(endpoint, &mut response);
         inference::add_cors(state, &parts.headers, &mut response);
     }
-    response
+    let label = endpoint_label(parts.uri.path(), endpoint.is_some());
+    state.metrics.http_seconds.observe(label, start.elapsed());
+    end_with_key(response)
+}
+
+/// Returns the label of a path in the metrics. Polls have a label of their own, because they wait
+/// for results.
+fn endpoint_label(path: &str, is_inference: bool) -> &'static str {
+    match path {
+        _ if is_inference => "inference",
+        _ if dashboard::is_path(path) => "dashboard",
+        _ if path.starts_with(FILES) => "files",
+        "/api/v1/retrieve_future" | "/api/v1/retrieve_futures" => "poll",
+        _ => "api",
+    }
 }
 
 /// Reads and drops the rest of a body, up to [`MAX_DRAIN`] bytes.
-async fn drain(body: &mut impl IncomingBody) {
+async fn discard_rest(body: &mut impl IncomingBody) {
     let mut remaining = MAX_DRAIN;
     while let Ok(Some(Ok(frame))) = tokio::time::timeout(DRAIN_IDLE_TIMEOUT, body.frame()).await {
         let read = frame.data_ref().map_or(0, Bytes::len);
@@ -136,47 +176,134 @@ async fn dispatch(
     let path = parts.uri.path();
     check_worker(state)?;
     if path.starts_with(FILES) && parts.method == http::Method::GET {
-        return file::download(state, &path[FILES.len()..], &parts.headers).await;
+        return file::download(state, &path[FILES.len()..], parts).await;
     }
     let found = Route::find(parts.method.as_str(), path);
-    if found.as_ref().is_none_or(|found| found.route != Route::Health) {
-        authorize(state, &parts.headers, false)?;
+    if let Some(RouteMatch { route: route @ Route::Health, .. }) = found {
+        // Read the body: a client that is still sending would see a reset connection instead of the
+        // response.
+        let limit = body::size_limit(state, route);
+        ReceivedBody::read(state, parts, body, limit, route.body()).await?;
+        return health(state);
     }
-    if path == "/metrics" && parts.method == http::Method::GET {
-        return Ok(respond("text/plain; version=0.0.4", metrics(state).into()));
-    }
-    let Some(found) = found else { return Err(no_route(parts.method.as_str(), path)) };
-    // Do not read the body of an import into memory: the adapter is written to disk while it
-    // arrives.
-    let received = if found.route == Route::ImportAdapter {
-        ReceivedBody::default()
-    } else {
-        let limit = body::size_limit(state, found.route);
-        ReceivedBody::read(state, parts, body, limit, found.route.body()).await?
+    let key = authenticate(state, &parts.headers, false)?;
+    mark_authenticated(parts);
+    let caller = Caller { state, principal: &key.principal };
+    let handler = async {
+        if path == "/metrics" && parts.method == http::Method::GET {
+            return Ok(respond("text/plain; version=0.0.4", usage::metrics(caller).into()));
+        }
+        let Some(found) = found else { return Err(no_route(parts.method.as_str(), path)) };
+        if state.drain.is_active() && drain::starts_work(found.route) {
+            return Err(HttpError::draining());
+        }
+        // Check the role before the body is read.
+        require(caller.principal, access(found.route))?;
+        // Do not read the body of an import into memory: the adapter is written to disk while it
+        // arrives.
+        let received = if found.route == Route::ImportAdapter {
+            ReceivedBody::default()
+        } else {
+            let limit = body::size_limit(state, found.route);
+            ReceivedBody::read(state, parts, body, limit, found.route.body()).await?
+        };
+        call_handler(caller, &found, parts, received, body).await
     };
-    call_handler(state, &found, parts, received, body).await
+    while_valid(&key, handler).await
 }
 
-/// Address of the client of a connection. Each request has it as an extension.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PeerAddress(pub(crate) SocketAddr);
+/// Returns the access that a route needs. The match is exhaustive: a route added to the table does
+/// not compile until it is decided who may use it.
+fn access(route: Route) -> Access {
+    match route {
+        Route::ClientConfig
+        | Route::DynamicConfig
+        | Route::AuthToken
+        | Route::Health
+        | Route::ServerCapabilities
+        | Route::Telemetry
+        | Route::ListSessions
+        | Route::GetSession
+        | Route::SearchSessions
+        | Route::TraceExport
+        | Route::GetInfo
+        | Route::GetSampler
+        | Route::RetrieveFuture
+        | Route::RetrieveFutures
+        | Route::ListTrainingRuns
+        | Route::GetTrainingRun
+        | Route::ListCheckpoints
+        | Route::ListUserCheckpoints
+        | Route::WeightsInfo
+        | Route::ExternalWeightsUrls
+        | Route::BillingUsage
+        | Route::StorageUsage
+        | Route::AuditLog
+        | Route::GetApiKey
+        // Every key may revoke itself.
+        | Route::DeleteApiKey => Access::Read,
+        Route::CreateSession
+        | Route::SessionHeartbeat
+        | Route::FinishSession
+        | Route::AssignSessionProject
+        | Route::CreateModel
+        | Route::ForwardBackward
+        | Route::OptimStep
+        | Route::DiscardGradient
+        | Route::SaveWeights
+        | Route::SaveWeightsForSampler
+        | Route::SaveWeightsExternal
+        | Route::LoadWeights
+        | Route::CreateCustomLoss
+        | Route::Sample
+        | Route::CreateSamplingSession
+        | Route::JoinSamplingSession
+        | Route::CloseSampler
+        | Route::CancelFuture
+        | Route::DeleteTrainingRun
+        | Route::CopyWeights
+        | Route::DeleteCheckpoint
+        | Route::PublishCheckpoint
+        | Route::UnpublishCheckpoint
+        | Route::SetCheckpointTtl
+        | Route::ImportAdapter
+        | Route::Completions
+        | Route::UnloadModel
+        | Route::ShareRun
+        | Route::UnshareRun => Access::Write,
+        Route::ListKeys
+        | Route::CreateKey
+        | Route::RevokeKey
+        | Route::RotateKey
+        | Route::ListUsers
+        | Route::SetUserLimits
+        | Route::StartDrain
+        | Route::CancelDrain
+        | Route::GetDrainStatus
+        | Route::StartBackup
+        | Route::GetBackupStatus
+        | Route::GetDiskUsage => Access::Admin,
+    }
+}
 
-/// Returns whether a request came over a loopback address, and hence from this machine.
-fn is_from_this_machine(parts: &Parts) -> bool {
-    let peer = parts.extensions.get::<PeerAddress>();
-    // Use the canonical address: a socket for IPv6 and IPv4 has addresses such as ::ffff:127.0.0.1.
-    peer.is_some_and(|peer| peer.0.ip().to_canonical().is_loopback())
+/// Marks the connection of a request as authenticated, because the request was authorized. A request
+/// of a simulation has no connection.
+fn mark_authenticated(parts: &Parts) {
+    if let Some(connection) = parts.extensions.get::<ConnectionId>() {
+        connection.mark_authenticated();
+    }
 }
 
 /// Calls the handler of a route. The match is exhaustive: a route added to the table does not
 /// compile until it has a handler.
 async fn call_handler(
-    state: &Arc<ServerState>,
+    caller: Caller<'_>,
     found: &RouteMatch,
     parts: &Parts,
     received: ReceivedBody,
     unread: &mut impl IncomingBody,
 ) -> RouteResult {
+    let Caller { state, principal } = caller;
     let headers = &parts.headers;
     let query = parts.uri.query().unwrap_or_default();
     let body = received.bytes.clone();
@@ -206,80 +333,111 @@ async fn call_handler(
             to_json(&TelemetryResponse::ACCEPTED)
         }
 
-        Route::CreateSession => session::create(state, &body).await,
-        Route::SessionHeartbeat => session::heartbeat(state, &body),
-        Route::FinishSession => session::finish(state, param(0), &body).await,
-        Route::ListSessions => session::list(state, query),
-        Route::GetSession => session::get(state, param(0)),
-        Route::SearchSessions => session::search(state, &body),
-        Route::AssignSessionProject => session::assign_project(state, param(0), &body).await,
+        Route::CreateSession => session::create(caller, &body).await,
+        Route::SessionHeartbeat => session::heartbeat(caller, &body),
+        Route::FinishSession => session::finish(caller, param(0), &body).await,
+        Route::ListSessions => session::list(caller, query),
+        Route::GetSession => session::get(caller, param(0)).await,
+        Route::SearchSessions => search::search(caller, &body).await,
+        Route::AssignSessionProject => session::assign_project(caller, param(0), &body).await,
 
-        Route::CreateModel => acknowledge(state, admit::create_model(&state.admission, body)).await,
+        Route::CreateModel => {
+            acknowledge(state, admit::create_model(&state.admission, principal, body)).await
+        }
         Route::ForwardBackward => {
-            acknowledge(state, admit_large(state, received, admit::forward_backward).await).await
+            acknowledge(state, admit_large(caller, received, admit::forward_backward).await).await
         }
-        Route::OptimStep => acknowledge(state, admit::optim_step(&state.admission, body)).await,
+        Route::OptimStep => {
+            acknowledge(state, admit::optim_step(&state.admission, principal, body)).await
+        }
         Route::DiscardGradient => {
-            acknowledge(state, admit::discard_gradient(&state.admission, body)).await
+            acknowledge(state, admit::discard_gradient(&state.admission, principal, body)).await
         }
-        Route::SaveWeights => acknowledge(state, admit::save_weights(&state.admission, body)).await,
+        Route::SaveWeights => {
+            acknowledge(state, admit::save_weights(&state.admission, principal, body)).await
+        }
         Route::SaveWeightsForSampler => {
-            acknowledge(state, admit::save_weights_for_sampler(&state.admission, body)).await
+            acknowledge(state, admit::save_weights_for_sampler(&state.admission, principal, body))
+                .await
         }
         Route::SaveWeightsExternal => {
-            acknowledge(state, admit::save_weights_external(&state.admission, body)).await
+            acknowledge(state, admit::save_weights_external(&state.admission, principal, body))
+                .await
         }
-        Route::LoadWeights => acknowledge(state, admit::load_weights(&state.admission, body)).await,
+        Route::LoadWeights => {
+            acknowledge(state, admit::load_weights(&state.admission, principal, body)).await
+        }
         Route::CreateCustomLoss => {
-            acknowledge(state, admit::create_custom_loss(&state.admission, body)).await
+            acknowledge(state, admit::create_custom_loss(&state.admission, principal, body)).await
         }
         Route::Sample => {
-            acknowledge(state, admit_large(state, received, admit::sample).await).await
+            acknowledge(state, admit_large(caller, received, admit::sample).await).await
         }
-        Route::GetInfo => run::info(state, &body),
+        Route::GetInfo => run::info(caller, &body),
 
-        Route::CreateSamplingSession => run::create_sampler(state, &body).await,
-        Route::JoinSamplingSession => run::join_sampler(state, &body).await,
-        Route::CloseSampler => run::close_sampler(state, param(0)).await,
-        Route::GetSampler => run::sampler(state, param(0), is_from_this_machine(parts)),
+        Route::CreateSamplingSession => run::create_sampler(caller, &body).await,
+        Route::JoinSamplingSession => run::join_sampler(caller, &body).await,
+        Route::CloseSampler => run::close_sampler(caller, param(0)).await,
+        Route::GetSampler => run::sampler(caller, param(0), RequestClient::of(parts).is_local),
 
-        Route::RetrieveFuture => future::retrieve(state, &body).await,
-        Route::RetrieveFutures => future::retrieve_many(state, &body).await,
-        Route::CancelFuture => future::cancel(state, &body),
+        Route::RetrieveFuture => future::retrieve(caller, &body).await,
+        Route::RetrieveFutures => future::retrieve_many(caller, &body).await,
+        Route::CancelFuture => future::cancel(caller, &body),
 
-        Route::ListTrainingRuns => run::list(state, query),
-        Route::GetTrainingRun => run::get(state, param(0)),
-        Route::DeleteTrainingRun => run::delete(state, param(0)).await,
-        Route::ListCheckpoints => checkpoint::list_of_run(state, param(0)),
-        Route::ListUserCheckpoints => checkpoint::list(state, query),
-        Route::WeightsInfo => checkpoint::info(state, &body),
+        Route::ListTrainingRuns => run::list(caller, query).await,
+        Route::GetTrainingRun => run::get(caller, param(0)).await,
+        Route::DeleteTrainingRun => run::delete(caller, param(0)).await,
+        Route::ListCheckpoints => checkpoint::list_of_run(caller, param(0)).await,
+        Route::ListUserCheckpoints => checkpoint::list(caller, query).await,
+        Route::WeightsInfo => checkpoint::info(caller, &body),
         Route::CopyWeights => {
             let key = headers.get(header::IDEMPOTENCY_KEY).and_then(|key| key.to_str().ok());
-            checkpoint::copy(state, &body, key).await
+            checkpoint::copy(caller, &body, key).await
         }
-        Route::DeleteCheckpoint => checkpoint::delete(state, param(0), param(1), param(2)).await,
+        Route::DeleteCheckpoint => checkpoint::delete(caller, param(0), param(1), param(2)).await,
         Route::PublishCheckpoint => {
-            checkpoint::set_public(state, param(0), param(1), param(2), true).await
+            checkpoint::set_public(caller, param(0), param(1), param(2), true).await
         }
         Route::UnpublishCheckpoint => {
-            checkpoint::set_public(state, param(0), param(1), param(2), false).await
+            checkpoint::set_public(caller, param(0), param(1), param(2), false).await
         }
         Route::SetCheckpointTtl => {
-            checkpoint::set_ttl(state, param(0), param(1), param(2), &body).await
+            checkpoint::set_ttl(caller, param(0), param(1), param(2), &body).await
         }
         Route::ExternalWeightsUrls => {
-            let host = headers.get(HOST).and_then(|host| host.to_str().ok());
-            checkpoint::download_urls(state, param(0), param(1), param(2), host).await
+            let base = client::server_url(parts, state.options.public_url.as_ref());
+            checkpoint::download_urls(caller, param(0), param(1), param(2), &base).await
         }
 
-        Route::ImportAdapter => import::import(state, parts, unread, param(0)).await,
+        Route::ImportAdapter => import::import(caller, parts, unread, param(0)).await,
         // `handle` passes the path of this route to the inference endpoints before it looks up
         // routes.
         Route::Completions => Err(no_route(parts.method.as_str(), parts.uri.path())),
 
-        Route::BillingUsage => usage::events(state, query),
-        Route::StorageUsage => usage::storage(state),
-        Route::GetApiKey => usage::key(),
+        Route::StartDrain => {
+            state.drain.set(true);
+            to_json(&drain::status(state))
+        }
+        Route::CancelDrain => {
+            state.drain.set(false);
+            to_json(&drain::status(state))
+        }
+        Route::GetDrainStatus => to_json(&drain::status(state)),
+        Route::StartBackup => {
+            let request: StartBackup = json::decode(&body)?;
+            if !RequestClient::of(parts).is_local {
+                let message = "a backup can be started only on the machine of the server";
+                return Err(ServerError::forbidden(message).into());
+            }
+            backup::start(state, &request)?;
+            to_json(&state.last_backup.status())
+        }
+        Route::GetBackupStatus => to_json(&state.last_backup.status()),
+        Route::GetDiskUsage => to_json(&disk_usage::measure(state).await?),
+
+        Route::BillingUsage => usage::events(caller, query).await,
+        Route::StorageUsage => usage::storage(caller),
+        Route::GetApiKey => keys::current(caller),
         Route::AuthToken => unsupported(
             "this server accepts API keys directly; client/config has pjwt_auth_enabled = false",
         ),
@@ -287,10 +445,16 @@ async fn call_handler(
             "models leave memory when they are not used, and end with their session; finish the \
              session instead",
         ),
-        Route::DeleteApiKey => unsupported(
-            "the API key of this server is set when it is started and cannot be deleted",
-        ),
-        Route::AuditLog => unsupported("this server has one user and keeps no audit log"),
+        Route::DeleteApiKey => keys::revoke_current(caller).await,
+        Route::AuditLog => usage::audit_log(caller, query),
+        Route::ListKeys => keys::list(caller),
+        Route::CreateKey => keys::create(caller, &body).await,
+        Route::RevokeKey => keys::revoke(caller, param(0)).await,
+        Route::RotateKey => keys::rotate(caller, param(0)).await,
+        Route::ListUsers => keys::users(caller),
+        Route::SetUserLimits => keys::set_limits(caller, param(0), &body).await,
+        Route::ShareRun => run::share(caller, param(0), query).await,
+        Route::UnshareRun => run::unshare(caller, param(0), query).await,
         Route::TraceExport => {
             unsupported("this server records no traces; its log has an event for every request")
         }
@@ -313,8 +477,8 @@ fn client_config(state: &ServerState) -> ClientConfig {
         .fwdbwd_max_chunk_bytes_count(chunk_bytes)
 }
 
-/// Responds that the server runs, and with the status of each upstream. The server itself is
-/// healthy even if no upstream responds.
+/// Responds that the server runs, whether it is drained, and with the status of each upstream. The
+/// server itself is healthy even if no upstream responds.
 fn health(state: &ServerState) -> RouteResult {
     let upstreams: serde_json::Map<String, serde_json::Value> = state
         .backends
@@ -324,10 +488,18 @@ fn health(state: &ServerState) -> RouteResult {
             (upstream.name.to_string(), status.into())
         })
         .collect();
-    if upstreams.is_empty() {
+    let draining = state.drain.is_active();
+    if upstreams.is_empty() && !draining {
         return to_json(&Health::OK);
     }
-    to_json(&serde_json::json!({"status": "ok", "upstreams": upstreams}))
+    let mut health = serde_json::json!({"status": "ok"});
+    if draining {
+        health["draining"] = true.into();
+    }
+    if !upstreams.is_empty() {
+        health["upstreams"] = upstreams.into();
+    }
+    to_json(&health)
 }
 
 /// Waits until an admitted request is durable, and responds with its id.
@@ -335,57 +507,14 @@ async fn acknowledge(state: &ServerState, admitted: Result<RequestId, ServerErro
     to_json(&admit::acknowledge(&state.admission, admitted?).await?)
 }
 
-/// Checks that neither the worker thread nor the writer thread has panicked.
+/// Checks that neither the worker thread nor the writer thread has panicked, and that no other
+/// server has claimed the data folder.
 fn check_worker(state: &ServerState) -> Result<(), HttpError> {
-    if *state.broken.borrow() { Err(ServerError::worker_panicked().into()) } else { Ok(()) }
-}
-
-/// Checks the API key in `x-api-key` or `authorization: Bearer`, or the origin of the request if
-/// the server has no key. `from_allowed_page` is true if the request comes from a web page of an
-/// allowed origin.
-fn authorize(
-    state: &ServerState,
-    headers: &HeaderMap,
-    from_allowed_page: bool,
-) -> Result<(), HttpError> {
-    let Some(key) = &state.options.api_key else {
-        // A web page can send requests to a local port, also through a domain name that its owner
-        // makes resolve to this machine (DNS rebinding).
-        let from_page = headers.contains_key(ORIGIN) && !from_allowed_page;
-        if from_page || !is_local_host(headers) {
-            return Err(ServerError::forbidden(
-                "this server has no API key and rejects requests from web pages and for host names \
-                 other than localhost; start it with an API key, or with --allow-origin for \
-                 inference requests from a web page",
-            )
-            .into());
-        }
-        return Ok(());
-    };
-    let sent = sent_key(headers).unwrap_or_default();
-    // Compare digests without an early exit, so that the response time reveals nothing about the
-    // key.
-    let sent = Sha256::digest(sent);
-    let expected = Sha256::digest(key.expose());
-    let differences = sent.iter().zip(&expected).fold(0, |all, (a, b)| all | (a ^ b));
-    if differences == 0 { Ok(()) } else { Err(HttpError::unauthorized()) }
-}
-
-/// Returns the API key of a request.
-fn sent_key(headers: &HeaderMap) -> Option<&[u8]> {
-    if let Some(key) = headers.get(header::API_KEY) {
-        return Some(key.as_bytes());
+    match *state.health.borrow() {
+        ServerHealth::Working => Ok(()),
+        ServerHealth::Superseded => Err(ServerError::superseded().into()),
+        _ => Err(ServerError::worker_panicked().into()),
     }
-    let (scheme, key) = headers.get(AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
-    scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
-}
-
-/// Returns whether the `host` header is absent, an IP address or `localhost`.
-fn is_local_host(headers: &HeaderMap) -> bool {
-    let Some(host) = headers.get(HOST) else { return true };
-    let Ok(authority) = http::uri::Authority::try_from(host.as_bytes()) else { return false };
-    let name = authority.host().trim_matches(['[', ']']);
-    name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok()
 }
 
 /// Returns the error for a path without a route, or for a route with another method.
@@ -405,24 +534,6 @@ fn no_route(method: &str, path: &str) -> HttpError {
         "the API is under /api/v1; the base URL of a client is http://HOST:PORT"
     };
     ServerError::not_found(format!("{method} {truncated} does not exist; {hint}")).into()
-}
-
-fn metrics(state: &ServerState) -> String {
-    let gauges = GaugeValues::read(&state.backends, &state.store());
-    let mut text = state.metrics.to_text(&gauges, &state.options.limits);
-    let upstreams: Vec<_> = state.backends.upstreams().collect();
-    if !upstreams.is_empty() {
-        text.push_str(
-            "# HELP tinkex_upstream_up whether an upstream responds\n\
-             # TYPE tinkex_upstream_up gauge\n",
-        );
-        for upstream in upstreams {
-            let name = &upstream.name;
-            let up = u8::from(upstream.status().down.is_none());
-            text.push_str(&format!("tinkex_upstream_up{{upstream=\"{name}\"}} {up}\n"));
-        }
-    }
-    text
 }
 
 fn to_json(value: &impl Serialize) -> RouteResult {

@@ -1,30 +1,37 @@
 //! Models, training runs and sampling sessions.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use tinkex_store::clock::timestamp;
 use tinkex_store::error::ServerError;
-use tinkex_store::store::{ModelRunRecord, Record, SamplerEnd, SamplerRecord, Store, Tracked};
+use tinkex_store::store::{
+    AuditEvent, CheckpointRecord, ModelRunRecord, Record, SamplerEnd, SamplerRecord, SharedWith,
+    Store, Tracked, UserStore, cost_of_records,
+};
+use tinkex_store::user::UserId;
 use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::codec::json;
-use tinkex_wire::rest::{Cursor, ListTrainingRuns, SamplerInfo, TrainingRun, TrainingRunPage};
+use tinkex_wire::rest::{
+    AccessScope, Cursor, ListTrainingRuns, SamplerInfo, ShareTarget, TrainingRun, TrainingRunPage,
+};
 use tinkex_wire::{
     ApiRequest as _, CheckpointKind, CreateSamplingSession, GetInfo, JoinSamplingSession,
     ModelData, ModelId, ModelInfo, SamplerId, SamplingSessionCreated, SamplingSessionJoined,
     TinkerPath,
 };
 
-use super::session::{OWNER, page, string_metadata};
-use super::{RouteResult, empty, from_query, to_json};
-use crate::admit::require_session;
+use super::metadata::{MetadataOf, ReadMetadata};
+use super::session::page;
+use super::{Caller, RouteResult, empty, from_query, to_json};
 use crate::state::ServerState;
 
-pub(super) fn info(state: &ServerState, body: &Bytes) -> RouteResult {
+/// Maximum number of users with whom a run is shared. Sharing a run with every user needs no list.
+const MAX_SHARES: usize = 1_000;
+
+pub(super) fn info(caller: Caller<'_>, body: &Bytes) -> RouteResult {
     let request: GetInfo = json::decode(body)?;
-    let store = state.store();
-    let run = &store.runs.get(&request.model_id).ok_or_else(|| no_run(&request.model_id))?.row;
-    let base = state.models.get(&run.base_model);
+    let store = caller.store();
+    let run = &store.run(&request.model_id)?.row;
+    let base = caller.state.models.get(&run.base_model);
     let data = ModelData::default()
         .arch(
             base.as_ref()
@@ -36,22 +43,35 @@ pub(super) fn info(state: &ServerState, body: &Bytes) -> RouteResult {
     to_json(&info.is_lora(Some(true)).lora_rank(Some(run.lora.rank)))
 }
 
-pub(super) fn no_run(id: &ModelId) -> ServerError {
-    ServerError::not_found(format!("training run {id} does not exist"))
+/// Lists runs: those of the user, and with the scope `accessible` also shared runs.
+pub(super) async fn list(caller: Caller<'_>, query: &str) -> RouteResult {
+    let (mut page, metadata) = list_page(caller, &from_query(query)?);
+    let mut metadata = ReadMetadata::read(caller.state, metadata).await?;
+    page.training_runs.iter_mut().for_each(|run| metadata.add_to_run(run));
+    metadata.respond(&page)
 }
 
-pub(super) fn list(state: &ServerState, query: &str) -> RouteResult {
-    let request: ListTrainingRuns = from_query(query)?;
-    let store = state.store();
+/// Returns a page of runs without their metadata.
+fn list_page(caller: Caller<'_>, request: &ListTrainingRuns) -> (TrainingRunPage, Vec<MetadataOf>) {
+    let store = caller.store();
     let project = request.project_id.as_deref().filter(|project| !project.is_empty());
-    let mut all: Vec<&Tracked<ModelRunRecord>> =
-        store.runs.values().filter(|entry| in_project(&store, &entry.row, project)).collect();
+    let with_shared = request.access_scope == AccessScope::Accessible;
+    let mut all: Vec<&Tracked<ModelRunRecord>> = store
+        .runs()
+        .filter(|entry| with_shared || caller.principal.controls(&entry.row.owner))
+        .filter(|entry| in_project(store.all(), &entry.row, project))
+        .collect();
     all.sort_by_key(|entry| std::cmp::Reverse((entry.row.created_at, entry.row.id.clone())));
     let total_count = u64::try_from(all.len()).unwrap_or(u64::MAX);
     let cursor = Cursor::new(request.offset, request.limit, total_count);
-    let runs =
-        page(all, request.offset, request.limit).map(|entry| to_wire(&store, entry)).collect();
-    to_json(&TrainingRunPage::new(runs, cursor))
+    let mut runs = Vec::new();
+    let mut metadata = Vec::new();
+    for entry in page(all, request.offset, request.limit) {
+        let (run, objects) = to_wire(store.all(), entry);
+        runs.push(run);
+        metadata.extend(objects);
+    }
+    (TrainingRunPage::new(runs, cursor), metadata)
 }
 
 /// Returns whether a run, or its session, belongs to `project`. `None` matches every run.
@@ -62,20 +82,73 @@ fn in_project(store: &Store, run: &ModelRunRecord, project: Option<&str>) -> boo
     project_of_run == Some(project)
 }
 
-pub(super) fn get(state: &ServerState, id: &str) -> RouteResult {
-    let id = ModelId::from(id);
-    let store = state.store();
-    to_json(&to_wire(&store, store.runs.get(&id).ok_or_else(|| no_run(&id))?))
+pub(super) async fn get(caller: Caller<'_>, id: &str) -> RouteResult {
+    let (mut run, metadata) = {
+        let store = caller.store();
+        to_wire(store.all(), store.run(&ModelId::from(id))?)
+    };
+    let mut metadata = ReadMetadata::read(caller.state, metadata).await?;
+    metadata.add_to_run(&mut run);
+    metadata.respond(&run)
 }
 
-/// Deletes a run with its checkpoints and metrics. The files are removed at the next expiry
-/// interval, like the files of deleted checkpoints.
-pub(super) async fn delete(state: &Arc<ServerState>, id: &str) -> RouteResult {
+/// Lets a user, or every user, read a run and use its checkpoints.
+pub(super) async fn share(caller: Caller<'_>, id: &str, query: &str) -> RouteResult {
+    set_share(caller, id, query, "run.share", |shared, user| match user {
+        Some(user) => drop(shared.users.insert(user)),
+        None => shared.everybody = true,
+    })
+    .await
+}
+
+/// Ends the sharing of a run with a user, or with everybody.
+pub(super) async fn unshare(caller: Caller<'_>, id: &str, query: &str) -> RouteResult {
+    set_share(caller, id, query, "run.unshare", |shared, user| match user {
+        Some(user) => drop(shared.users.remove(&user)),
+        None => *shared = SharedWith::default(),
+    })
+    .await
+}
+
+async fn set_share(
+    caller: Caller<'_>,
+    id: &str,
+    query: &str,
+    event: &'static str,
+    edit: impl FnOnce(&mut SharedWith, Option<UserId>),
+) -> RouteResult {
+    let target: ShareTarget = from_query(query)?;
+    let user = target.user.as_deref().filter(|user| !user.is_empty());
+    let user = user.map(UserId::parse).transpose()?;
     let id = ModelId::from(id);
-    let weights = state
-        .store
+    caller
         .change(|store| {
-            let run = &store.runs.get(&id).ok_or_else(|| no_run(&id))?.row;
+            let mut row = store.own_run(&id)?.row.clone();
+            let with = user.as_ref().map_or("everybody", UserId::as_str);
+            let audit = store.audit(AuditEvent::of_run(event, &id).detail("with", with));
+            edit(&mut row.shared_with, user);
+            if row.shared_with.users.len() > MAX_SHARES {
+                return Err(ServerError::invalid(format!(
+                    "a run can be shared with at most {MAX_SHARES} users; share it with every user \
+                     instead"
+                )));
+            }
+            Ok((vec![Record::Run(row), audit], ()))
+        })
+        .await?;
+    empty()
+}
+
+/// Deletes a run with its checkpoints, metrics, prompts, completions and results. The payload file
+/// is rewritten at once; the weights are removed at the next expiry interval, like the weights of
+/// deleted checkpoints.
+pub(super) async fn delete(caller: Caller<'_>, id: &str) -> RouteResult {
+    let id = ModelId::from(id);
+    let state = caller.state;
+    let (weights, requests) = caller
+        .change(|user_store| {
+            let run = &user_store.own_run(&id)?.row;
+            let store = user_store.all();
             if store.is_in_use(run) {
                 return Err(ServerError::Conflict(format!(
                     "training run {id} is in use: a client trains it; stop the client first"
@@ -84,9 +157,13 @@ pub(super) async fn delete(state: &Arc<ServerState>, id: &str) -> RouteResult {
             let snapshot = run.snapshot.as_ref().map(|snapshot| snapshot.weights.clone());
             let checkpoints = store.checkpoints_of(&id).into_iter().map(|row| row.weights.clone());
             let weights: Vec<WeightsLocation> = checkpoints.chain(snapshot).collect();
-            Ok((vec![Record::RunDeleted { id: id.clone() }], weights))
+            let requests = store.finished_requests_of(run);
+            let audit = user_store.audit(AuditEvent::of_run("run.delete", &id));
+            Ok((vec![Record::RunDeleted { id: id.clone() }, audit], (weights, requests)))
         })
         .await?;
+    state.store().remove_results(requests);
+    state.expiry.compact_payloads(0);
     let in_use = state.store().weights_in_use();
     for weights in weights.into_iter().filter(|weights| !in_use.contains(weights)) {
         state.backends.discard(weights);
@@ -94,29 +171,39 @@ pub(super) async fn delete(state: &Arc<ServerState>, id: &str) -> RouteResult {
     empty()
 }
 
-fn to_wire(store: &Store, entry: &Tracked<ModelRunRecord>) -> TrainingRun {
+/// Describes a run without metadata, and returns the objects whose metadata belongs to it.
+fn to_wire(store: &Store, entry: &Tracked<ModelRunRecord>) -> (TrainingRun, Vec<MetadataOf>) {
     let run = &entry.row;
-    let last = |kind| store.last_checkpoint(&run.id, kind).map(|row| row.to_wire());
-    TrainingRun::new(run.id.clone(), run.base_model.clone(), OWNER, timestamp(entry.last_used))
-        .is_lora(true)
-        .corrupted(run.has_failed())
-        .lora_rank(Some(run.lora.rank))
-        .last_checkpoint(last(CheckpointKind::Training))
-        .last_sampler_checkpoint(last(CheckpointKind::Sampler))
-        .user_metadata(string_metadata(run.user_metadata.as_ref()))
+    let last = |kind| store.last_checkpoint(&run.id, kind);
+    let training = last(CheckpointKind::Training);
+    let sampler = last(CheckpointKind::Sampler);
+    let mut metadata = vec![MetadataOf::new(&run.id, run.metadata_bytes)];
+    let checkpoints = [training, sampler].into_iter().flatten();
+    metadata.extend(checkpoints.map(|row| MetadataOf::new(&row.path, row.metadata_bytes)));
+    let described = TrainingRun::new(
+        run.id.clone(),
+        run.base_model.clone(),
+        run.owner.as_str(),
+        timestamp(entry.last_used),
+    )
+    .is_lora(true)
+    .corrupted(run.has_failed())
+    .lora_rank(Some(run.lora.rank))
+    .last_checkpoint(training.map(CheckpointRecord::to_wire))
+    .last_sampler_checkpoint(sampler.map(CheckpointRecord::to_wire));
+    (described, metadata)
 }
 
-pub(super) async fn create_sampler(state: &Arc<ServerState>, body: &Bytes) -> RouteResult {
+pub(super) async fn create_sampler(caller: Caller<'_>, body: &Bytes) -> RouteResult {
     let request: CreateSamplingSession = json::decode(body)?;
     request.validate()?;
     let id = SamplerId::in_session(&request.session_id, request.sampling_session_seq_id);
     // Use `change` instead of `create`: a concurrent retry must wait until the first write is
     // durable.
-    state
-        .store
-        .change(|store| {
-            require_session(store, &request.session_id)?;
-            if store.samplers.contains_key(&id) {
+    caller
+        .change(|mut store| {
+            store.open_session(&request.session_id)?;
+            if store.sampler(&id).is_ok() {
                 let existing = store.open_sampler(&id)?;
                 // Accept a retry of the same request: the response to the first attempt may have
                 // been lost. Check this before looking up the checkpoint, which may have been
@@ -128,9 +215,13 @@ pub(super) async fn create_sampler(state: &Arc<ServerState>, body: &Bytes) -> Ro
                     "sampling session {id} already exists with another model"
                 )));
             }
-            let row = resolve_sampler(state, store, &request, id.clone())?;
+            let row = resolve_sampler(caller.state, &store, &request, id.clone())?;
+            let store = store.all_mut();
             store.touch(&request.session_id);
-            Ok((vec![Record::Sampler(row)], ()))
+            let owner = store.account(&request.session_id).owner;
+            let records = vec![Record::Sampler(row)];
+            store.reserve_records(&owner, cost_of_records(&records))?;
+            Ok((records, ()))
         })
         .await?;
     to_json(&SamplingSessionCreated::new(id))
@@ -150,7 +241,7 @@ fn is_created_by(row: &SamplerRecord, request: &CreateSamplingSession) -> bool {
 /// Resolves the weights of a new sampling session.
 fn resolve_sampler(
     state: &ServerState,
-    store: &Store,
+    store: &UserStore<'_, &mut Store>,
     request: &CreateSamplingSession,
     id: SamplerId,
 ) -> Result<SamplerRecord, ServerError> {
@@ -162,7 +253,7 @@ fn resolve_sampler(
                     "model_path: {path} was saved for download and cannot be sampled from"
                 )));
             }
-            let row = super::checkpoint::find(store, &path)?;
+            let row = store.checkpoint(&path)?.clone();
             if base.as_ref().is_some_and(|base| *base != row.base_model) {
                 return Err(ServerError::invalid(format!(
                     "base_model: {path} was trained from {}; omit base_model",
@@ -188,10 +279,9 @@ fn resolve_sampler(
     })
 }
 
-pub(super) async fn join_sampler(state: &Arc<ServerState>, body: &Bytes) -> RouteResult {
+pub(super) async fn join_sampler(caller: Caller<'_>, body: &Bytes) -> RouteResult {
     let request: JoinSamplingSession = json::decode(body)?;
-    let client_counter = state
-        .store
+    let client_counter = caller
         .change(|store| {
             let row = store.open_sampler(&request.sampling_session_id)?;
             let number = row.clients;
@@ -204,13 +294,11 @@ pub(super) async fn join_sampler(state: &Arc<ServerState>, body: &Bytes) -> Rout
 
 /// Ends a sampling session. Requests that were accepted before are still executed; then the expiry
 /// task releases the weights.
-pub(super) async fn close_sampler(state: &Arc<ServerState>, id: &str) -> RouteResult {
+pub(super) async fn close_sampler(caller: Caller<'_>, id: &str) -> RouteResult {
     let id = SamplerId::from(id);
-    state
-        .store
+    caller
         .change(|store| {
-            let entry = store.samplers.get(&id);
-            let row = &entry.ok_or_else(|| ServerError::no_sampling_session(&id))?.row;
+            let row = store.sampler(&id)?;
             if row.end.is_some() {
                 return Ok((Vec::new(), ()));
             }
@@ -223,11 +311,11 @@ pub(super) async fn close_sampler(state: &Arc<ServerState>, id: &str) -> RouteRe
 
 /// Describes a sampling session. Only clients on this machine get the path of the weights: other
 /// clients cannot use it.
-pub(super) fn sampler(state: &ServerState, id: &str, is_local: bool) -> RouteResult {
+pub(super) fn sampler(caller: Caller<'_>, id: &str, is_local: bool) -> RouteResult {
     let id = SamplerId::from(id);
-    let store = state.store();
+    let store = caller.store();
     let row = store.open_sampler(&id)?;
-    let base = state.models.get(&row.base_model);
+    let base = caller.state.models.get(&row.base_model);
     let weights = base.as_ref().filter(|_| is_local).and_then(|base| base.weights_path());
     let weights = weights.map(|path| path.to_string_lossy().into_owned());
     to_json(

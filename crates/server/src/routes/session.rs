@@ -1,71 +1,98 @@
-//! Sessions: creation, heartbeats, end, listing and search.
-
-use std::sync::Arc;
+//! Sessions: creation, heartbeats, end and listing.
 
 use bytes::Bytes;
-use tinkex_store::clock::timestamp;
 use tinkex_store::error::ServerError;
-use tinkex_store::store::{Record, SessionEnd, SessionRecord, Store};
+use tinkex_store::store::{
+    AuditEvent, MetadataRecord, Record, SessionEnd, SessionRecord, cost_of_records,
+};
 use tinkex_wire::codec::json;
-use tinkex_wire::rest::{
-    FinishReasonFilter, ListSessions, SearchCursor, SearchSessions, SessionInfo, SessionPage,
-    SessionProject, SessionSearchPage, SessionStatus, SessionStatusFilter, SessionSummary,
-};
+use tinkex_wire::rest::{ListSessions, SessionInfo, SessionPage, SessionProject};
 use tinkex_wire::{
-    ApiRequest as _, CreateSession, FinishDetails, HeartbeatAcknowledged, JsonObject, Metadata,
-    SessionCreated, SessionHeartbeat, SessionId,
+    CreateSession, FinishDetails, HeartbeatAcknowledged, SessionCreated, SessionHeartbeat,
+    SessionId,
 };
 
-use super::{RouteResult, empty, from_query, to_json};
-use crate::expiry;
-use crate::state::ServerState;
+use super::metadata::{MetadataOf, ReadMetadata};
+use super::{Caller, RouteResult, empty, from_query, to_json};
 
-/// Owner of all objects: a local server has one user.
-pub(super) const OWNER: &str = "local";
-/// Project of sessions that have no project id.
-const PROJECT: &str = "default";
+/// Maximum size of a name, a project id, a description or all tags of a session, in bytes.
+const MAX_LABEL: usize = 1_024;
+/// Maximum number of tags of a session.
+const MAX_TAGS: usize = 64;
 /// Maximum number of items on a page.
 const MAX_PAGE: usize = 1_000;
 
-pub(super) async fn create(state: &Arc<ServerState>, body: &Bytes) -> RouteResult {
+pub(super) async fn create(Caller { state, principal }: Caller<'_>, body: &Bytes) -> RouteResult {
     let request: CreateSession = json::decode(body)?;
+    validate_labels(&request)?;
     let id = SessionId::from(state.random.uuid().to_string());
+    let metadata = MetadataRecord::new(&id, request.user_metadata.as_ref());
     let row = SessionRecord {
         id: id.clone(),
+        owner: principal.user.clone(),
         created_at: state.clock.now(),
         tags: request.tags,
-        user_metadata: request.user_metadata.filter(|metadata| !metadata.is_empty()),
+        metadata_bytes: metadata.bytes(),
         project_id: request.project_id,
         display_name: request.display_name,
         end: None,
         ended_at: None,
     };
-    state.store.create(|_| Ok((vec![Record::Session(row)], ()))).await?;
+    let owner = row.owner.clone();
+    let records = vec![Record::Session(row), Record::Metadata(metadata)];
+    state
+        .store
+        .create(|store| {
+            store.reserve_records(&owner, cost_of_records(&records))?;
+            Ok((records, ()))
+        })
+        .await?;
     to_json(&SessionCreated::new(id))
 }
 
-pub(super) fn heartbeat(state: &ServerState, body: &Bytes) -> RouteResult {
-    let request: SessionHeartbeat = json::decode(body)?;
-    let id = request.session_id;
-    let mut store = state.store();
-    if store.open_session(&id).is_some() {
-        store.touch(&id);
-        return to_json(&HeartbeatAcknowledged {});
+/// Checks the lengths of the texts that stay in memory for as long as the session is listed.
+fn validate_labels(request: &CreateSession) -> Result<(), ServerError> {
+    let tags: usize = request.tags.iter().map(String::len).sum();
+    if request.tags.len() > MAX_TAGS || tags > MAX_LABEL {
+        return Err(ServerError::invalid(format!(
+            "tags: {} tags with {tags} bytes, the limits are {MAX_TAGS} tags and {MAX_LABEL} bytes",
+            request.tags.len()
+        )));
     }
-    let error = if store.sessions.contains_key(&id) {
-        ServerError::Gone(format!("session {id} has ended"))
-    } else {
-        ServerError::no_session(&id)
-    };
-    Err(error.into())
+    validate_label("display_name", request.display_name.as_deref())?;
+    validate_label("project_id", request.project_id.as_deref())
 }
 
-pub(super) async fn finish(state: &Arc<ServerState>, id: &str, body: &Bytes) -> RouteResult {
-    let details: FinishDetails = json::decode(body)?;
-    let id = SessionId::from(id);
-    if !state.store().sessions.contains_key(&id) {
-        return Err(ServerError::no_session(&id).into());
+/// Checks the length of a text that stays in memory.
+pub(super) fn validate_label(field: &str, text: Option<&str>) -> Result<(), ServerError> {
+    let length = text.map_or(0, str::len);
+    if length > MAX_LABEL {
+        let message = format!("{field}: {length} bytes, the limit is {MAX_LABEL}");
+        return Err(ServerError::invalid(message));
     }
+    Ok(())
+}
+
+pub(super) fn heartbeat(caller: Caller<'_>, body: &Bytes) -> RouteResult {
+    let request: SessionHeartbeat = json::decode(body)?;
+    let id = request.session_id;
+    let mut store = caller.store();
+    if store.session(&id)?.row.end.is_some() {
+        return Err(ServerError::Gone(format!("session {id} has ended")).into());
+    }
+    store.all_mut().touch(&id);
+    to_json(&HeartbeatAcknowledged {})
+}
+
+pub(super) async fn finish(caller: Caller<'_>, id: &str, body: &Bytes) -> RouteResult {
+    let mut details: FinishDetails = json::decode(body)?;
+    // The end of a session must succeed: shorten the text instead of refusing it.
+    if let Some(detail) = &mut details.detail {
+        detail.truncate(detail.floor_char_boundary(MAX_LABEL));
+    }
+    let id = SessionId::from(id);
+    caller.store().session(&id)?;
+    let state = caller.state;
     let guard = state.store.lock_changes().await;
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let on_written = Box::new(move |written| drop(sender.send(written)));
@@ -77,10 +104,10 @@ pub(super) async fn finish(state: &Arc<ServerState>, id: &str, body: &Bytes) -> 
     }
 }
 
-pub(super) fn list(state: &ServerState, query: &str) -> RouteResult {
+pub(super) fn list(caller: Caller<'_>, query: &str) -> RouteResult {
     let request: ListSessions = from_query(query)?;
-    let store = state.store();
-    let mut all: Vec<&SessionRecord> = store.sessions.values().map(|entry| &entry.row).collect();
+    let store = caller.store();
+    let mut all: Vec<&SessionRecord> = store.sessions().collect();
     all.sort_by_key(|row| std::cmp::Reverse((row.created_at, row.id.clone())));
     let sessions = page(all, request.offset, request.limit).map(|row| row.id.clone()).collect();
     to_json(&SessionPage::new(sessions))
@@ -92,131 +119,46 @@ pub(super) fn page<T>(all: Vec<T>, offset: u64, limit: u64) -> impl Iterator<Ite
     all.into_iter().skip(count(offset)).take(count(limit).min(MAX_PAGE))
 }
 
-pub(super) fn get(state: &ServerState, id: &str) -> RouteResult {
-    let id = SessionId::from(id);
-    let store = state.store();
-    let row = &store.sessions.get(&id).ok_or_else(|| ServerError::no_session(&id))?.row;
-    let mut runs: Vec<_> = store.runs_of(&id).collect();
+pub(super) async fn get(caller: Caller<'_>, id: &str) -> RouteResult {
+    let (info, metadata) = info(caller, &SessionId::from(id))?;
+    let object = metadata.object.clone();
+    let mut metadata = ReadMetadata::read(caller.state, vec![metadata]).await?;
+    let info = info.user_metadata(metadata.take(&object));
+    metadata.respond(&info)
+}
+
+fn info(caller: Caller<'_>, id: &SessionId) -> Result<(SessionInfo, MetadataOf), ServerError> {
+    let store = caller.store();
+    let row = &store.session(id)?.row;
+    let store = store.all();
+    let mut runs: Vec<_> = store.runs_of(id).collect();
     runs.sort_by_key(|run| run.number);
     let open = store.samplers.values().filter(|entry| entry.row.end.is_none());
-    let samplers = open.filter(|entry| entry.row.session == id);
+    let samplers = open.filter(|entry| entry.row.session == *id);
     let mut sampler_ids: Vec<_> = samplers.map(|entry| entry.row.id.clone()).collect();
     sampler_ids.sort();
     let training_run_ids = runs.into_iter().map(|run| run.id.clone()).collect();
-    to_json(
-        &SessionInfo::default()
-            .training_run_ids(training_run_ids)
-            .sampler_ids(sampler_ids)
-            .user_metadata(string_metadata(row.user_metadata.as_ref()))
-            .display_name(row.display_name.clone()),
-    )
+    let info = SessionInfo::default()
+        .training_run_ids(training_run_ids)
+        .sampler_ids(sampler_ids)
+        .display_name(row.display_name.clone());
+    Ok((info, MetadataOf::new(id, row.metadata_bytes)))
 }
 
-/// Converts metadata values to strings, as the API returns them.
-pub(super) fn string_metadata(metadata: Option<&JsonObject>) -> Option<Metadata> {
-    let text = |value: &serde_json::Value| match value {
-        serde_json::Value::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    Some(metadata?.iter().map(|(key, value)| (key.clone(), text(value))).collect())
-}
-
-pub(super) async fn assign_project(
-    state: &Arc<ServerState>,
-    id: &str,
-    body: &Bytes,
-) -> RouteResult {
+pub(super) async fn assign_project(caller: Caller<'_>, id: &str, body: &Bytes) -> RouteResult {
     let request: SessionProject = json::decode(body)?;
+    validate_label("project_id", Some(&request.project_id))?;
     let id = SessionId::from(id);
-    state
-        .store
+    caller
         .change(|store| {
-            let entry = store.sessions.get(&id).ok_or_else(|| ServerError::no_session(&id))?;
-            let row = SessionRecord { project_id: Some(request.project_id), ..entry.row.clone() };
-            Ok((vec![Record::Session(row)], ()))
+            let row = store.session(&id)?.row.clone();
+            let event = AuditEvent::new("session.project")
+                .detail("session_id", id.as_str())
+                .detail("project_id", &*request.project_id);
+            let audit = store.audit(event);
+            let row = SessionRecord { project_id: Some(request.project_id), ..row };
+            Ok((vec![Record::Session(row), audit], ()))
         })
         .await?;
     empty()
-}
-
-pub(super) fn search(state: &ServerState, body: &Bytes) -> RouteResult {
-    let request: SearchSessions = json::decode(body)?;
-    request.validate()?;
-    let store = state.store();
-    let mut all: Vec<&SessionRecord> = store
-        .sessions
-        .values()
-        .map(|entry| &entry.row)
-        .filter(|row| matches(row, &request))
-        .collect();
-    all.sort_by_key(|row| std::cmp::Reverse((row.created_at, row.id.clone())));
-    if let Some(cursor) = &request.cursor {
-        let last = (cursor.last_created_at.unix_micros(), cursor.last_session_id.clone());
-        all.retain(|row| (row.created_at, row.id.clone()) < last);
-    }
-    let limit = usize::try_from(request.limit).unwrap_or(usize::MAX);
-    let has_more = all.len() > limit;
-    all.truncate(limit);
-    let next_cursor = all.last().filter(|_| has_more).map(|row| {
-        // Sessions are sorted by these two values.
-        SearchCursor::new(timestamp(row.created_at), row.id.clone())
-    });
-    let sessions = all.into_iter().map(|row| summary(&store, row)).collect();
-    to_json(&SessionSearchPage::new(sessions, next_cursor))
-}
-
-fn matches(row: &SessionRecord, request: &SearchSessions) -> bool {
-    let metadata = string_metadata(row.user_metadata.as_ref()).unwrap_or_default();
-    let project = row.project_id.as_deref().unwrap_or(PROJECT);
-    request.session_id.as_ref().is_none_or(|id| *id == row.id)
-        && request.project_ids.as_ref().is_none_or(|ids| ids.iter().any(|id| id == project))
-        && request.user_metadata.iter().all(|(key, value)| metadata.get(key) == Some(value))
-        && request.display_name.as_ref().is_none_or(|name| row.display_name.as_ref() == Some(name))
-        && request.statuses.as_ref().is_none_or(|all| all.iter().any(|s| has_status(row, s)))
-        && match &request.owner {
-            tinkex_wire::rest::SearchOwner::User { owner_urns } => {
-                owner_urns.iter().any(|owner| owner == OWNER)
-            }
-            _ => true,
-        }
-}
-
-fn has_status(row: &SessionRecord, filter: &SessionStatusFilter) -> bool {
-    match (filter, &row.end) {
-        (SessionStatusFilter::Active, None)
-        | (SessionStatusFilter::Cancelled, Some(SessionEnd::Expired)) => true,
-        (SessionStatusFilter::ClientFinished { reasons }, Some(SessionEnd::Finished(details))) => {
-            let reason = FinishReasonFilter::from(details.reason);
-            reasons.as_ref().is_none_or(|reasons| reasons.contains(&reason))
-        }
-        _ => false,
-    }
-}
-
-fn summary(store: &Store, row: &SessionRecord) -> SessionSummary {
-    let prefix = format!("{}:train:", row.id);
-    let now = store.clock.now();
-    let checkpoints: Vec<_> = store
-        .checkpoints
-        .values()
-        .filter(|entry| {
-            entry.row.path.run().as_str().starts_with(&prefix) && !entry.row.is_expired(now)
-        })
-        .collect();
-    let project = row.project_id.clone().unwrap_or_else(|| PROJECT.to_owned());
-    let status = Some(match &row.end {
-        None => SessionStatus::Active,
-        Some(SessionEnd::Expired) => {
-            SessionStatus::Cancelled { detail: Some(expiry::EXPIRED.to_owned()) }
-        }
-        Some(SessionEnd::Finished(details)) => {
-            SessionStatus::ClientFinished { reason: details.reason, detail: details.detail.clone() }
-        }
-    });
-    SessionSummary::new(row.id.clone(), timestamp(row.created_at), OWNER, project)
-        .status(status)
-        .checkpoints_count(u64::try_from(checkpoints.len()).unwrap_or(u64::MAX))
-        .display_name(row.display_name.clone())
-        .user_metadata(string_metadata(row.user_metadata.as_ref()))
-        .checkpoint_storage_bytes(Some(checkpoints.iter().map(|entry| entry.row.size_bytes).sum()))
 }

@@ -4,7 +4,6 @@ use std::io;
 use std::path::Path;
 
 use bytes::Bytes;
-use http_body_util::BodyExt as _;
 use tinkex_store::error::ServerError;
 use tinkex_weights::AdapterConversion;
 use tinkex_wire::rest::AdapterFiles;
@@ -13,6 +12,7 @@ use tokio::io::AsyncWriteExt as _;
 
 use super::IncomingBody;
 use super::body::too_large;
+use super::body_reader::BodyReader;
 use super::error::HttpError;
 use crate::state::ServerState;
 
@@ -21,8 +21,9 @@ const MAX_CONFIG_BYTES: usize = 1 << 20;
 
 /// Body of a request with the files of an adapter.
 pub(super) struct AdapterUpload<'a, B> {
-    state: &'a ServerState,
-    body: &'a mut B,
+    reader: BodyReader<'a, B>,
+    /// Maximum size of the upload in bytes.
+    limit: u64,
     /// Number of bytes that may still arrive.
     allowance: u64,
     /// Bytes that have arrived and are not written yet.
@@ -31,30 +32,18 @@ pub(super) struct AdapterUpload<'a, B> {
 
 impl<'a, B: IncomingBody> AdapterUpload<'a, B> {
     pub(super) fn new(state: &'a ServerState, body: &'a mut B) -> Self {
-        let allowance = state.options.limits.import_bytes;
-        Self { state, body, allowance, buffer: Bytes::new() }
+        let limit = state.options.limits.import_bytes;
+        let reader = BodyReader::new(body, state.options.timeouts.client_io);
+        Self { reader, limit, allowance: limit, buffer: Bytes::new() }
     }
 
     /// Reads further bytes into the empty buffer. Returns false at the end of the body.
     pub(super) async fn fill(&mut self) -> Result<bool, HttpError> {
-        let timeout = self.state.options.timeouts.client_io;
-        loop {
-            let frame = match tokio::time::timeout(timeout, self.body.frame()).await {
-                Ok(None) => return Ok(false),
-                Ok(Some(Ok(frame))) => frame,
-                Ok(Some(Err(error))) => {
-                    let message = format!("cannot read the body: {error}");
-                    return Err(ServerError::invalid(message).into());
-                }
-                Err(_) => return Err(HttpError::body_timeout(timeout)),
-            };
-            let Ok(data) = frame.into_data() else { continue };
-            let limit = self.state.options.limits.import_bytes;
-            let allowance = self.allowance.checked_sub(data.len() as u64);
-            self.allowance = allowance.ok_or_else(|| too_large(limit))?;
-            self.buffer = data;
-            return Ok(true);
-        }
+        let Some(data) = self.reader.next().await? else { return Ok(false) };
+        let allowance = self.allowance.checked_sub(data.len() as u64);
+        self.allowance = allowance.ok_or_else(|| too_large(self.limit))?;
+        self.buffer = data;
+        Ok(true)
     }
 
     /// Reads exactly `length` bytes.
@@ -88,7 +77,8 @@ impl<'a, B: IncomingBody> AdapterUpload<'a, B> {
         file.sync_all().await.map_err(failed)?;
         let mut file = File::create(tensor_file).await.map_err(failed)?;
         loop {
-            file.write_all(&std::mem::take(&mut self.buffer)).await.map_err(failed)?;
+            let data = std::mem::take(&mut self.buffer);
+            self.reader.pause(file.write_all(&data)).await.map_err(failed)?;
             if !self.fill().await? {
                 break;
             }

@@ -21,7 +21,7 @@ pub use tinkex_store::executor::{ScheduledTask as SimulatedTask, Scheduler};
 use tinkex_store::random::RandomSource;
 
 pub use self::replay::Replay;
-pub use self::view::{CheckpointView, OutcomeView, RequestView};
+pub use self::view::{CheckpointView, LossView, OutcomeView, RequestView, RunView};
 use crate::ServerOptions;
 use crate::environment::Environment;
 use crate::routes;

@@ -1,12 +1,14 @@
 //! Requests, outcomes and checkpoints of a simulated server, for the checks of a simulation.
 
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
+use tinkex_autodiff::LossProgram;
 use tinkex_store::store::{ModelRunRecord, RequestPhase, SequenceScope, Store};
 use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::codec::json;
-use tinkex_wire::{LoadWeights, TinkerPath};
+use tinkex_wire::{LoadWeights, LossId, SamplerId, TinkerPath};
 
 use super::RequestHandler;
 
@@ -25,6 +27,8 @@ pub struct RequestView {
     pub seq: u64,
     /// Whether the request is durable.
     pub durable: bool,
+    /// Seed of a sample; 0 for other requests.
+    pub seed: u64,
     /// Number of the payload with the request body.
     pub body: u64,
     /// Outcome of the request, once it is visible to clients.
@@ -39,6 +43,14 @@ pub enum OutcomeView {
     /// The request failed with this message.
     Failed(String),
 }
+
+/// Record of a training run, for a [`Replay`](super::Replay) of its requests.
+#[derive(Clone, Debug)]
+pub struct RunView(pub(super) ModelRunRecord);
+
+/// A custom loss, for a [`Replay`](super::Replay) of the passes that use it.
+#[derive(Clone, Debug)]
+pub struct LossView(pub(super) LossId, pub(super) Arc<LossProgram>);
 
 /// A checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +90,7 @@ impl RequestHandler {
                 scope,
                 of_model,
                 seq: row.seq,
+                seed: row.seed,
                 durable: !matches!(entry.phase, RequestPhase::Writing { .. }),
                 body: row.number,
                 outcome,
@@ -106,6 +119,30 @@ impl RequestHandler {
             }
         };
         store.checkpoints.values().map(view).collect()
+    }
+
+    /// Returns the records of all training runs, by id.
+    #[must_use]
+    pub fn runs(&self) -> Vec<(String, RunView)> {
+        let store = self.0.store();
+        let runs = store.runs.values().map(|entry| &entry.row);
+        runs.map(|run| (run.id.to_string(), RunView(run.clone()))).collect()
+    }
+
+    /// Returns the custom losses of the open sessions, by id.
+    #[must_use]
+    pub fn losses(&self) -> Vec<(String, LossView)> {
+        let store = self.0.store();
+        let losses = store.losses.iter();
+        losses.map(|(id, loss)| (id.to_string(), LossView(id.clone(), Arc::clone(loss)))).collect()
+    }
+
+    /// Returns the weights of a sampling session: `None` if the session does not exist, and
+    /// `Some(None)` if it samples from the base model.
+    #[must_use]
+    pub fn sampler_weights(&self, sampler: &str) -> Option<Option<WeightsLocation>> {
+        let id = SamplerId::from(sampler);
+        Some(self.0.store().samplers.get(&id)?.row.weights.clone())
     }
 
     /// Returns the ids of the models whose sessions are open, sorted.

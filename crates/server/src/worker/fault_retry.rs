@@ -3,13 +3,14 @@
 //! The server has acknowledged the request, and later requests depend on its effect: an optimizer
 //! step without the preceding pass would silently produce other weights. The model's queue
 //! therefore stops until the request has an outcome; other models continue. If the fault lasts too
-//! long, the request fails together with the requests that were queued behind it.
+//! long, the request fails. After a pass, the requests up to the next optimizer step fail too (see
+//! `dropped_pass`); after another request, all requests that are queued for the model fail.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use tinkex_backend::outcome::Outcome;
-use tinkex_backend::queue::QueuedOperation;
+use tinkex_backend::queue::{QueuedOperation, is_suspect};
 use tinkex_backoff::Backoff;
 use tinkex_store::log;
 use tinkex_store::store::{FailureCategory, ResultKind};
@@ -84,9 +85,10 @@ impl Worker {
             "a request met a transient fault and will be executed again"
         );
         self.context.backend.metrics.retries.add(1);
-        // Clear `starts`, so that the next attempt is not counted as another start: the process has
-        // not died.
-        let request = QueuedOperation { starts: None, ..request };
+        // The next attempt is not another start, because the process has not died. A suspect remains
+        // one: its next attempt must be alone too.
+        let starts = request.starts.filter(|_| is_suspect(request.starts));
+        let request = QueuedOperation { starts, ..request };
         self.context.queue().put_back(request, Instant::now() + delay, error.to_owned());
         true
     }

@@ -1,18 +1,23 @@
 //! The worker: the thread that owns the engine and executes operations.
 //!
 //! Training and sampling alternate by the compute time they have used, so that neither starves the
-//! other; if one of them has nothing to do, the other uses all the time. Samples of all sessions
-//! run in one batch per base model.
+//! other; if one of them has nothing to do, the other uses all the time. A training pass runs one
+//! micro-batch at a time. Samples of all sessions run in one batch per base model.
 
 mod autosave_retry;
+mod crash_record;
+mod dropped_pass;
 mod engines;
 mod fault_retry;
 mod model;
+mod pass;
+mod pass_files;
 mod restored;
 mod sample;
 mod sample_response;
 mod train;
 mod weights_cache;
+mod weights_folder;
 
 use std::collections::HashMap;
 use std::io;
@@ -23,36 +28,45 @@ use std::time::Duration;
 
 use parking_lot::MutexGuard;
 use tinkex_backend::context::BackendContext;
+use tinkex_backend::operation::ModelOperation;
 use tinkex_backend::outcome::Outcome;
-use tinkex_backend::queue::QueuedOperation;
+use tinkex_backend::queue::{QueuedOperation, is_suspect};
 use tinkex_store::clock::Clock;
+use tinkex_store::disk::ServerHealth;
 use tinkex_store::error::ServerError;
 use tinkex_store::executor::LoopHandle;
 use tinkex_store::log;
 use tinkex_store::store::{FailureCategory, ResultKind, SessionEnd, Store};
-use tinkex_wire::{ModelId, SessionId};
+use tinkex_wire::{ModelId, RequestId, SessionId};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::autosave_retry::AutosaveRetries;
+use self::crash_record::CrashRecord;
 pub(crate) use self::engines::Engines;
 use self::fault_retry::FaultRetries;
 use self::model::LiveModel;
 pub(crate) use self::model::{lora_config, optimizer_kind};
+use self::pass::RunningPasses;
+use self::pass_files::PassFiles;
 use self::restored::CrashSuspectSamples;
-pub(crate) use self::restored::{KILLED_THE_PROCESS, MAX_STARTS};
 use self::sample::RunningSamples;
+pub(crate) use self::sample_response::response as sample_response;
 use crate::backends::Backends;
 use crate::expiry::Expiry;
 use crate::inference::Generations;
 use crate::limits::ServerLimits;
 use crate::metrics::EngineMetrics;
 use crate::models::BaseModels;
-use crate::operation::{EngineOperation, EngineQueue};
+use crate::operation::{EngineOperation, EngineQueue, EngineTraining};
 use crate::options::ServerTimeouts;
 
 /// Maximum time for which the worker sleeps before it checks for idle models again.
 const MAX_SLEEP: Duration = Duration::from_secs(5);
+
+/// Maximum time for which the worker sleeps before it checks again whether it can remove the
+/// progress of a finished pass, whose outcome is being written.
+const FILE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Parts of the server's state that the worker uses.
 pub(crate) struct WorkerContext {
@@ -64,12 +78,13 @@ pub(crate) struct WorkerContext {
     pub(crate) metrics: Arc<EngineMetrics>,
     /// Parent folder of all adapter folders.
     pub(crate) weights_dir: PathBuf,
+    /// Folder of the progress of running passes.
+    pub(crate) passes_dir: PathBuf,
     pub(crate) limits: ServerLimits,
     pub(crate) timeouts: ServerTimeouts,
     /// Value of [`ServerOptions::autosave_on_expiry`](crate::ServerOptions::autosave_on_expiry).
     pub(crate) autosave_on_expiry: bool,
-    /// Becomes true when the worker thread has panicked.
-    pub(crate) broken: watch::Sender<bool>,
+    pub(crate) health: watch::Sender<ServerHealth>,
 }
 
 impl WorkerContext {
@@ -92,6 +107,9 @@ pub(crate) struct Worker {
     engines: Engines,
     /// Models in training that are in memory.
     models: HashMap<ModelId, LiveModel>,
+    passes: RunningPasses,
+    pass_files: PassFiles,
+    crashes: CrashRecord,
     samples: RunningSamples,
     suspects: CrashSuspectSamples,
     autosave_retries: AutosaveRetries,
@@ -106,13 +124,23 @@ impl Worker {
     /// The worker catches a panic inside an operation and fails only that operation; a panic
     /// anywhere else ends the worker, and from then on the server rejects all requests.
     pub(crate) fn start(context: WorkerContext, engines: Engines) -> io::Result<LoopHandle<usize>> {
-        let broken = context.broken.clone();
+        let health = context.health.clone();
         let generations = Arc::clone(&context.generations);
         let executor = context.backend.executor.clone();
+        let mut crashes = CrashRecord::open(&context.passes_dir);
+        {
+            let store = context.store();
+            crashes.retain(|id| {
+                store.requests.get(id).is_some_and(|entry| entry.finished_at().is_none())
+            });
+        }
         let worker = Self {
+            pass_files: PassFiles::open(&context.passes_dir),
+            crashes,
             context,
             engines,
             models: HashMap::new(),
+            passes: RunningPasses::default(),
             samples: RunningSamples::default(),
             suspects: CrashSuspectSamples::default(),
             autosave_retries: AutosaveRetries::default(),
@@ -124,7 +152,7 @@ impl Worker {
                 "the worker thread panicked; restart the server to continue with the accepted \
                  requests"
             );
-            broken.send_replace(true);
+            health.send_replace(ServerHealth::Panicked);
             generations.fail_all(&ServerError::worker_panicked());
         };
         executor.start("worker", worker.run(), on_panic)
@@ -137,7 +165,9 @@ impl Worker {
         loop {
             let sampling = !self.engines.is_idle();
             let may_train = !sampling || training_time <= sampling_time;
-            let wait = (!sampling && self.suspects.is_empty()).then(|| self.max_sleep());
+            let is_idle = !sampling && self.suspects.is_empty() && self.passes.is_empty();
+            let wait = is_idle.then(|| self.max_sleep());
+            self.remove_pass_files();
             let dispatch = self.context.queue().take(may_train, wait).await;
             self.begin_samples(dispatch.samples).await;
             for id in dispatch.cancelled {
@@ -152,19 +182,24 @@ impl Worker {
             }
             if dispatch.stopping {
                 self.cancel_generations();
+                self.persist_passes();
                 return self.save_all();
             }
             let start = Instant::now();
-            match dispatch.model_request {
-                Some(request) => {
-                    self.prepare_restored(&request).await;
-                    self.execute(request);
-                    training_time += start.elapsed();
-                }
-                // A period without training requests does not give training a larger share later.
-                None if may_train => training_time = training_time.max(sampling_time),
-                None => {}
+            // A period without training requests does not give training a larger share later.
+            if may_train && dispatch.model_request.is_none() && self.passes.is_empty() {
+                training_time = training_time.max(sampling_time);
             }
+            if let Some(mut request) = dispatch.model_request {
+                self.prepare_restored(&mut request).await;
+                self.execute(request);
+            }
+            // Samples that have just begun take a step before the next micro-batch.
+            let sampling_begins = !sampling && !self.engines.is_idle();
+            if may_train && !sampling_begins {
+                self.step_pass();
+            }
+            training_time += start.elapsed();
             self.run_suspect_sample().await;
             if self.engines.is_idle() {
                 sampling_time = training_time;
@@ -185,7 +220,8 @@ impl Worker {
     /// Returns how long the worker may sleep until it must check for idle models.
     fn max_sleep(&self) -> Duration {
         let until = self.next_idle().map(|at| at.saturating_duration_since(Instant::now()));
-        until.unwrap_or(MAX_SLEEP).min(MAX_SLEEP)
+        let max = if self.pass_files.is_empty() { MAX_SLEEP } else { FILE_INTERVAL };
+        until.unwrap_or(max).min(max)
     }
 
     /// Ends silent sessions after saving the unsaved state of their models.
@@ -243,37 +279,76 @@ impl Worker {
         }
     }
 
-    /// Executes a request of a model and records its outcome.
+    /// Executes a request of a model and records its outcome, or begins the request if it is a
+    /// training pass.
     fn execute(&mut self, request: QueuedOperation<EngineOperation>) {
-        let id = request.id.clone();
-        let model = request.model.clone();
-        let seq = request.seq;
-        let operation = &request.operation;
-        let name = operation.name();
-        let session = self.context.store().runs.get(&model).map(|run| run.row.session.clone());
-        let span = tracing::info_span!(
-            target: log::REQUEST,
-            "request",
-            request_id = %id,
-            model_id = %model,
-            session_id = session.as_ref().map(tracing::field::display),
-        );
-        let _entered = span.enter();
+        if let ModelOperation::Train(EngineTraining::Pass(_)) = &request.operation {
+            return self.begin_pass(request);
+        }
+        let is_suspect = is_suspect(request.starts);
+        if is_suspect {
+            self.crashes.begin(&request.id, 0);
+        }
         let start = Instant::now();
-        let result =
-            catch_unwind(AssertUnwindSafe(|| self.run_operation(&id, &model, seq, operation)));
-        let outcome = result.unwrap_or_else(|_| {
-            // Discard the partially modified model; it is restored from disk on next use.
-            self.models.remove(&model);
+        let outcome = self.catching(&request.id, &request.model, |worker| {
+            worker.run_operation(&request.id, &request.model, request.seq, &request.operation)
+        });
+        let outcome = outcome.unwrap_or_else(|failed| failed);
+        if is_suspect {
+            self.end_suspect(&request.id, &outcome);
+        }
+        self.complete(request, start.elapsed(), outcome);
+    }
+
+    /// Runs a part of a request in the span of the request.
+    ///
+    /// # Errors
+    /// Returns a failed outcome if `work` panics. The partially modified model is then discarded
+    /// and restored from disk on next use.
+    fn catching<T>(
+        &mut self,
+        id: &RequestId,
+        model: &ModelId,
+        work: impl FnOnce(&mut Self) -> T,
+    ) -> Result<T, Outcome> {
+        let _entered = self.request_span(id, model).entered();
+        catch_unwind(AssertUnwindSafe(|| work(self))).map_err(|_| {
+            self.models.remove(model);
             Outcome::failed(
                 FailureCategory::Server,
                 "internal error: the operation panicked; the model was restored to its state \
                  before the request",
             )
-        });
+        })
+    }
+
+    fn request_span(&self, id: &RequestId, model: &ModelId) -> tracing::Span {
+        let session = self.context.store().runs.get(model).map(|run| run.row.session.clone());
+        tracing::info_span!(
+            target: log::REQUEST,
+            "request",
+            request_id = %id,
+            model_id = %model,
+            session_id = session.as_ref().map(tracing::field::display),
+        )
+    }
+
+    /// Records the outcome of a request of a model whose execution took `elapsed`, or executes the
+    /// request again later if it met a transient fault.
+    fn complete(
+        &mut self,
+        request: QueuedOperation<EngineOperation>,
+        elapsed: Duration,
+        outcome: Outcome,
+    ) {
+        let _entered = self.request_span(&request.id, &request.model).entered();
+        let id = request.id.clone();
+        let model = request.model.clone();
+        let seq = request.seq;
+        let name = request.operation.name();
+        let accumulates = self.accumulates_gradients(&request);
         // A model whose operation took longer than the idle timeout is not idle.
         self.touch(&model);
-        let elapsed = start.elapsed();
         if outcome.transient && self.retry_later(&model, request, &outcome) {
             return;
         }
@@ -281,9 +356,10 @@ impl Worker {
             .then(|| fault_retry::message(&outcome).to_owned());
         log_outcome(name, seq, elapsed, &outcome);
         let outcome = outcome.with_operation_history(name, elapsed);
+        let outcome = if accumulates { self.check_pass(&model, seq, outcome) } else { outcome };
         let model_changed = outcome.model_changed;
         self.context.backend.outcomes.record_locking(&id, outcome);
-        if let Some(error) = fault {
+        if let Some(error) = fault.filter(|_| !accumulates) {
             self.fail_successors(&model, seq, &error);
         }
         if model_changed {

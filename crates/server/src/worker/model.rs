@@ -1,11 +1,13 @@
 //! Models in training: restored from disk on demand, and saved as snapshots.
 //!
 //! A model's durable state is its last snapshot and the requests that modified it since; executing
-//! these requests again gives bit-identical weights. A snapshot is taken after an optimizer step,
-//! when no gradients are pending, once the compute time since the last snapshot reaches
-//! [`snapshot_after`](crate::ServerTimeouts::snapshot_after).
+//! these requests again gives bit-identical weights. A snapshot contains the accumulated gradients.
+//! It is taken once the compute time since the last snapshot reaches
+//! [`snapshot_after`](crate::ServerTimeouts::snapshot_after), and before a changed model is
+//! unloaded.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tinkex_backend::outcome::Outcome;
@@ -18,12 +20,14 @@ use tinkex_store::store::{
     SnapshotRecord,
 };
 use tinkex_store::weights::WeightsLocation;
+use tinkex_weights::Error as FileError;
 use tinkex_wire::codec::json;
-use tinkex_wire::{ForwardBackward, ModelId, OptimStep};
+use tinkex_wire::{CheckpointKind, ForwardBackward, ModelId, OptimStep};
 use tokio::time::Instant;
 
 use super::Worker;
 use super::engines::LoadedModel;
+use super::pass::RowLimit;
 use crate::fault::{engine_failure, is_transient};
 use crate::operation::{PassObjective, TrainingPass, step_params};
 
@@ -32,8 +36,10 @@ pub(super) struct LiveModel {
     pub(super) trainer: Trainer,
     /// Compute time since the last snapshot.
     since_snapshot: Duration,
-    /// Whether gradients are pending. They are not part of a snapshot.
+    /// Whether gradients are pending. A snapshot without gradients is smaller.
     pub(super) gradients_pending: bool,
+    /// Maximum number of rows of the next micro-batch.
+    pub(super) row_limit: RowLimit,
     last_used: Instant,
 }
 
@@ -43,13 +49,15 @@ impl LiveModel {
             trainer,
             since_snapshot: Duration::ZERO,
             gradients_pending: false,
+            row_limit: RowLimit::default(),
             last_used: Instant::now(),
         }
     }
 
-    /// Estimates the memory in bytes: adapter, packed copy, gradients, and two optimizer moments.
+    /// Estimates the memory in bytes: adapter, packed copy, gradients, gradients of a running pass,
+    /// and two optimizer moments.
     fn bytes(&self) -> usize {
-        self.trainer.parameters() * 5 * size_of::<f32>()
+        self.trainer.parameters() * 6 * size_of::<f32>()
     }
 }
 
@@ -86,7 +94,10 @@ impl Worker {
         let limit = self.context.limits.model_bytes;
         while self.models.values().map(LiveModel::bytes).sum::<usize>() > limit {
             let others = self.models.iter().filter(|(id, _)| **id != run.id);
-            let oldest = others.min_by_key(|(_, model)| model.last_used).map(|(id, _)| id.clone());
+            // A model with a running pass is needed again at its next turn.
+            let oldest = others
+                .min_by_key(|(id, model)| (self.passes.has(id), model.last_used))
+                .map(|(id, _)| id.clone());
             let Some(oldest) = oldest else { break };
             self.save_if_changed(&oldest);
             self.models.remove(&oldest);
@@ -117,18 +128,22 @@ impl Worker {
             (store.reader(), changes.unwrap_or_default())
         };
         let kind = optimizer_kind(run);
-        let trainer = match &run.snapshot {
-            Some(SnapshotRecord { weights, .. }) => {
-                let folder = weights.local().ok_or_else(|| {
-                    let message = format!("the snapshot of model {} is on an upstream", run.id);
-                    Outcome::failed(FailureCategory::Server, message)
-                })?;
-                engine.resume_trainer(self.context.weights_dir.join(folder), kind)
+        let mut changes = changes;
+        let mut model = match &run.snapshot {
+            Some(snapshot) => {
+                let (folder, seq) = self.recovery_point(run, snapshot, &changes)?;
+                changes = changes.split_off(&(seq + 1));
+                let trainer = engine.resume_trainer(&folder, kind).map_err(engine_failure)?;
+                let mut model = LiveModel::new(trainer);
+                model.gradients_pending =
+                    model.trainer.load_gradients(&folder).map_err(engine_failure)?;
+                model
             }
-            None => engine.create_trainer(lora_config(&run.lora), kind),
+            None => {
+                let trainer = engine.create_trainer(lora_config(&run.lora), kind);
+                LiveModel::new(trainer.map_err(engine_failure)?)
+            }
         };
-        let trainer = trainer.map_err(engine_failure)?;
-        let mut model = LiveModel::new(trainer);
         let start = Instant::now();
         let requests = changes.len();
         let failed = |error: &dyn std::fmt::Display| {
@@ -148,7 +163,12 @@ impl Worker {
                         TrainingPass::new(&self.context.models, run, objective, &request)
                     };
                     let pass = pass().map_err(|error: ServerError| failed(&error))?;
-                    pass.data.run(&mut model.trainer, pass.mode).map_err(engine_failure)?;
+                    let interrupt = || self.context.queue().is_stopping();
+                    let output = pass.data.run(&mut model.trainer, pass.mode, &interrupt);
+                    if output.map_err(engine_failure)?.is_none() {
+                        // The request stays in the queue and is executed after the restart.
+                        return Err(failed(&"the server is stopping").with_transient(true));
+                    }
                     model.gradients_pending = true;
                 }
                 RequestKind::OptimStep => {
@@ -182,13 +202,64 @@ impl Worker {
         Ok(model)
     }
 
+    /// Returns the folder from which a model is restored, and the sequence number of its state: the
+    /// snapshot, or a checkpoint of a later state if the snapshot is damaged.
+    fn recovery_point(
+        &self,
+        run: &ModelRunRecord,
+        snapshot: &SnapshotRecord,
+        changes: &BTreeMap<u64, ChangeRecord>,
+    ) -> Result<(PathBuf, u64), Outcome> {
+        let folder = snapshot.weights.local().ok_or_else(|| {
+            let message = format!("the snapshot of model {} is on an upstream", run.id);
+            Outcome::failed(FailureCategory::Server, message)
+        })?;
+        let damaged = match self.context.verified_folder(folder) {
+            Ok(path) => return Ok((path, snapshot.seq)),
+            Err(failed) if failed.transient => return Err(failed),
+            Err(failed) => failed,
+        };
+        // A checkpoint has no gradients. It has the state of the model only if the last request
+        // before it has applied or discarded the gradients.
+        let is_complete = |seq: u64| {
+            let last = changes.range(..=seq).next_back().map(|(_, change)| change.kind);
+            matches!(last, Some(RequestKind::OptimStep | RequestKind::DiscardGradient))
+        };
+        let candidates: Vec<(String, u64)> = {
+            let store = self.context.store();
+            let rows = store.checkpoints_of(&run.id).into_iter().rev();
+            let training = rows.filter(|row| row.path.kind() == CheckpointKind::Training);
+            training
+                .filter_map(|row| Some((row.weights.local()?.to_owned(), row.seq?)))
+                .filter(|(_, seq)| *seq > snapshot.seq && is_complete(*seq))
+                .collect()
+        };
+        for (folder, seq) in candidates {
+            if let Ok(path) = self.context.verified_folder(&folder) {
+                tracing::warn!(
+                    target: log::STORAGE,
+                    model_id = %run.id,
+                    seq,
+                    "the snapshot of a model is damaged; the model is restored from a checkpoint"
+                );
+                return Ok((path, seq));
+            }
+        }
+        tracing::error!(
+            target: log::STORAGE,
+            model_id = %run.id,
+            "the snapshot of a model is damaged, and no checkpoint has a later state"
+        );
+        Err(damaged)
+    }
+
     /// Takes a snapshot after request `seq`, which took `elapsed`, if enough compute time has
     /// accumulated since the last snapshot.
     pub(super) fn snapshot_if_due(&mut self, id: &ModelId, seq: u64, elapsed: Duration) {
         let limit = self.context.timeouts.snapshot_after;
         let Some(model) = self.models.get_mut(id) else { return };
         model.since_snapshot += elapsed;
-        if model.since_snapshot >= limit && !model.gradients_pending {
+        if model.since_snapshot >= limit {
             self.snapshot(id, seq);
         }
     }
@@ -216,12 +287,23 @@ impl Worker {
         let folder = format!("snapshot-{}", self.context.backend.random.id());
         self.context.store().unfinished_folders.insert(folder.clone());
         let path = self.context.weights_dir.join(&folder);
-        let saved = model.trainer.save_with_optimizer(&path);
+        let saved = if model.gradients_pending {
+            model.trainer.save_with_gradients(&path)
+        } else {
+            model.trainer.save_with_optimizer(&path)
+        };
+        let saved = saved.and_then(|()| {
+            let sealed = self.context.seal_folder(&folder);
+            Ok(sealed.map_err(FileError::io("write", &path))?)
+        });
         let mut store = self.context.store();
-        if let Err(error) = saved {
-            store.unfinished_folders.remove(&folder);
-            return Err(error);
-        }
+        let folder = match saved {
+            Ok(sealed) => sealed,
+            Err(error) => {
+                store.unfinished_folders.remove(&folder);
+                return Err(error);
+            }
+        };
         model.since_snapshot = Duration::ZERO;
         let row = store.runs.get(id).map(|entry| entry.row.clone());
         // Do not record the snapshot of an ended session: no later event would remove it.
@@ -238,14 +320,15 @@ impl Worker {
     /// Takes a snapshot of every model that has changed since its last snapshot. Returns the number
     /// of snapshots.
     pub(super) fn save_all(&mut self) -> usize {
-        let ids: Vec<ModelId> = self.models.keys().cloned().collect();
+        let mut ids: Vec<ModelId> = self.models.keys().cloned().collect();
+        ids.sort();
         ids.into_iter().filter(|id| self.save_if_changed(id)).count()
     }
 
-    /// Takes a snapshot of a model if it has changed since its last snapshot and has no pending
-    /// gradients. Returns whether it took a snapshot.
+    /// Takes a snapshot of a model if it has changed since its last snapshot. Returns whether it
+    /// took a snapshot.
     fn save_if_changed(&mut self, id: &ModelId) -> bool {
-        if self.models.get(id).is_none_or(|model| model.gradients_pending) {
+        if !self.models.contains_key(id) {
             return false;
         }
         let last = {
@@ -259,7 +342,18 @@ impl Worker {
     /// weights of unloaded base models. They are loaded again on demand.
     pub(super) fn unload_idle(&mut self) {
         let idle = self.context.timeouts.idle_model;
-        self.models.retain(|_, model| model.last_used.elapsed() < idle);
+        let mut unloaded: Vec<ModelId> = self
+            .models
+            .iter()
+            .filter(|(id, model)| model.last_used.elapsed() >= idle && !self.passes.has(id))
+            .map(|(id, _)| id.clone())
+            .collect();
+        // Sort the ids: the order of the records must not depend on the hash map.
+        unloaded.sort();
+        for id in unloaded {
+            self.save_if_changed(&id);
+            self.models.remove(&id);
+        }
         self.drop_removed_weights();
         let store = self.context.store();
         let in_use: HashSet<String> = self

@@ -4,28 +4,28 @@
 //! A request that needs too much memory, or meets a bug that aborts, would end every process that
 //! executes it. Requests that the process had accepted before it died are therefore counted in the
 //! database each time they start. A request that has started before and has no result is a suspect.
-//! A suspect runs alone, so that no other request is suspected if the process dies again. A suspect
-//! that has started [`MAX_STARTS`] times is not executed any more. New requests are not counted,
-//! because a commit before every start would slow down all requests.
+//! A suspect runs alone, and the [`CrashRecord`](super::crash_record::CrashRecord) says whether the
+//! process died meanwhile: only such a death is attributed to the request. A pass runs alone for one
+//! micro-batch, whose progress is then persisted. A request to which several deaths are attributed
+//! is not executed any more. New requests are not counted, because a commit before every start
+//! would slow down all requests.
 
 use std::collections::VecDeque;
 
+use tinkex_backend::operation::ModelOperation;
 use tinkex_backend::outcome::Outcome;
 use tinkex_backend::queue::{QueuedOperation, QueuedSample, is_suspect};
-use tinkex_store::store::Record;
+use tinkex_store::log;
+use tinkex_store::store::{FailureCategory, Record};
 use tinkex_wire::RequestId;
 use tokio::sync::oneshot;
 
 use super::Worker;
 use crate::operation::{EngineOperation, EngineSampling};
 
-/// Number of starts after restarts, all without a result, after which a request fails. The process
-/// has then died three times: when it first executed the request, and after each of these starts.
-pub(crate) const MAX_STARTS: u32 = 2;
-
-/// Failure message of a request that has started [`MAX_STARTS`] times.
-pub(crate) const KILLED_THE_PROCESS: &str = concat!(
-    "the server process ended three times while it executed this request; it may need more ",
+/// Failure message of a request that is not executed any more.
+const KILLED_THE_PROCESS: &str = concat!(
+    "the server process ended each time it executed this request alone; the request may need more ",
     "memory than the machine has, or trigger a bug. Send a smaller request",
 );
 
@@ -62,21 +62,61 @@ impl Worker {
     /// Executes the next suspect sample alone, after it has finished the running samples.
     pub(super) async fn run_suspect_sample(&mut self) {
         let Some(request) = self.suspects.0.pop_front() else { return };
+        let id = request.id.clone();
+        if self.is_fatal(&id) {
+            self.context.queue().sample_finished(request.bytes);
+            let failed = Outcome::failed(FailureCategory::Server, KILLED_THE_PROCESS);
+            return self.context.backend.outcomes.record_locking(&id, failed);
+        }
         self.finish_samples();
-        self.count_starts(vec![request.id.clone()]).await;
+        self.count_starts(vec![id.clone()]).await;
+        self.crashes.begin(&id, 0);
         self.begin_sample(request);
         self.finish_samples();
+        self.crashes.survived(&id);
     }
 
     /// Prepares the execution of a request of a model: counts its start, and first finishes the
-    /// running samples if it is a suspect.
-    pub(super) async fn prepare_restored(&mut self, request: &QueuedOperation<EngineOperation>) {
+    /// running samples if it is a suspect. Makes a request fail that must not be executed again.
+    pub(super) async fn prepare_restored(
+        &mut self,
+        request: &mut QueuedOperation<EngineOperation>,
+    ) {
         if is_suspect(request.starts) {
+            if self.is_fatal(&request.id) {
+                let message = KILLED_THE_PROCESS.to_owned();
+                request.operation = ModelOperation::Fail(FailureCategory::Server, message);
+                request.starts = None;
+                return;
+            }
             self.finish_samples();
         }
         if request.starts.is_some() {
             self.count_starts(vec![request.id.clone()]).await;
         }
+    }
+
+    /// Records that the execution of a suspect has ended. A transient fault says nothing about the
+    /// request, which remains a suspect.
+    pub(super) fn end_suspect(&mut self, id: &RequestId, outcome: &Outcome) {
+        if outcome.transient {
+            self.crashes.interrupted(id);
+        } else {
+            self.crashes.survived(id);
+        }
+    }
+
+    /// Returns whether a request must not be executed again.
+    fn is_fatal(&self, id: &RequestId) -> bool {
+        let is_fatal = self.crashes.is_fatal(id);
+        if is_fatal {
+            tracing::error!(
+                target: log::REQUEST,
+                request_id = %id,
+                "a request fails because the process ended each time it was executed alone"
+            );
+        }
+        is_fatal
     }
 
     /// Cancels a waiting suspect sample. Returns whether the request was a waiting suspect.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tinkex_backend::outcome::{Outcome, OutcomeHistory};
-use tinkex_backend::queue::QueuedSample;
+use tinkex_backend::queue::{QueuedSample, fairness_key};
 use tinkex_engine::sample::{ModelWeights, SampleOutput, SampleRequest, SampleRequestId};
 use tinkex_inference::{TokenCounts, TokenSink};
 use tinkex_store::clock::micros;
@@ -13,8 +13,9 @@ use tinkex_store::error::ServerError;
 use tinkex_store::history::{LoggedWeights, SampleHistory, SampleSource};
 use tinkex_store::log;
 use tinkex_store::store::{FailureCategory, Record, ResultKind, Store, UsageKey, UsageMeter};
+use tinkex_store::user::Account;
 use tinkex_store::weights::WeightsLocation;
-use tinkex_wire::{RequestId, SamplerId, SessionId, TensorData};
+use tinkex_wire::{RequestId, SamplerId, TensorData};
 use tokio::time::Instant;
 
 use super::Worker;
@@ -58,7 +59,7 @@ struct SampleInfo {
     weights: EngineWeights,
     /// Sampling session of a Tinker sample.
     sampler: Option<SamplerId>,
-    session: SessionId,
+    account: Account,
 }
 
 /// Recipient of the tokens of a sample.
@@ -79,8 +80,12 @@ impl Worker {
     }
 
     fn begin_tinker_sample(&mut self, id: RequestId, bytes: usize, sample: TinkerSample) {
-        let row = self.context.store().samplers.get(&sample.sampler).map(|entry| entry.row.clone());
-        let Some(row) = row else {
+        let found = {
+            let store = self.context.store();
+            let entry = store.samplers.get(&sample.sampler);
+            entry.map(|entry| (entry.row.clone(), store.account(&entry.row.session)))
+        };
+        let Some((row, account)) = found else {
             let message = format!("sampling session {} no longer exists", sample.sampler);
             tracing::info!(
                 target: log::REQUEST,
@@ -98,12 +103,12 @@ impl Worker {
         // upstream.
         let folder = row.weights.and_then(WeightsLocation::into_local);
         let weights = EngineWeights { base_model: row.base_model, folder };
-        let info = SampleInfo { id, weights, sampler: Some(row.id), session: row.session };
+        let info = SampleInfo { id, weights, sampler: Some(row.id), account };
         self.begin(info, Recipient::Future(sample.targets), sample.request, bytes);
     }
 
     fn begin_generation(&mut self, id: RequestId, bytes: usize, generation: QueuedGeneration) {
-        let QueuedGeneration { weights, session, request, sink } = generation;
+        let QueuedGeneration { weights, account, request, sink } = generation;
         if sink.has_ended() {
             return self.context.queue().sample_finished(bytes);
         }
@@ -115,13 +120,13 @@ impl Worker {
                 target: log::REQUEST,
                 operation = "generate",
                 request_id = %id,
-                session_id = %session,
+                session_id = %account.session,
                 error = message,
                 "request failed"
             );
             return sink.finish(Err(inference_error(ServerError::not_found(message))));
         }
-        let info = SampleInfo { id, weights, sampler: None, session };
+        let info = SampleInfo { id, weights, sampler: None, account };
         self.begin(info, Recipient::Generation(sink), request, bytes);
     }
 
@@ -135,9 +140,10 @@ impl Worker {
         &mut self,
         info: SampleInfo,
         recipient: Recipient,
-        request: SampleRequest,
+        mut request: SampleRequest,
         bytes: usize,
     ) {
+        request.fairness = fairness_key(&info.account);
         let prompt_tokens = request.prompt.len();
         let recorded = self.recorded_prompt(&request);
         let added = self.add_to_batch(&info.weights, &recipient, request);
@@ -181,7 +187,7 @@ impl Worker {
         let engine = self.engine(&key.base_model)?;
         let (weights, bytes) = match &key.folder {
             Some(folder) => {
-                let folder = self.context.weights_dir.join(folder);
+                let folder = self.context.verified_folder(folder)?;
                 let weights = engine.load_weights(&folder).map_err(engine_failure)?;
                 (weights, folder_size(&folder)?)
             }
@@ -336,7 +342,10 @@ impl Worker {
                     store.put_unconfirmed(Record::Usage(usage));
                 }
                 self.context.backend.outcomes.record_generation(store, history);
-                let end = output.map(drop).map_err(Outcome::into_error);
+                let id = &sample.info.id;
+                let failed =
+                    |outcome: Outcome| outcome.hide_paths(&store.hidden_paths, id).into_error();
+                let end = output.map(drop).map_err(failed);
                 sink.finish(end.map_err(inference_error));
             }
         }
@@ -367,10 +376,8 @@ impl Worker {
         .into_iter()
         .filter(|(_, n)| *n > 0)
         .map(|(meter, n)| {
-            let SampleInfo { session, weights, .. } = &sample.info;
-            let session = session.clone();
-            let base_model = weights.base_model.clone();
-            (UsageKey { hour, session, base_model, meter }, to_u64(n))
+            let SampleInfo { account, weights, .. } = &sample.info;
+            (UsageKey::new(hour, account, &weights.base_model, meter), to_u64(n))
         })
         .collect()
     }
@@ -395,7 +402,8 @@ impl ActiveSample {
                 base_model: self.info.weights.base_model.clone(),
                 folder: self.info.weights.folder.clone(),
             },
-            session: self.info.session.clone(),
+            owner: self.info.account.owner.clone(),
+            session: self.info.account.session.clone(),
             source: match self.recipient {
                 Recipient::Future(_) => SampleSource::Tinker,
                 Recipient::Generation(_) => SampleSource::Inference,
@@ -426,7 +434,7 @@ fn log_finished(sample: &ActiveSample, tokens: usize) {
         operation = sample.operation(),
         request_id = %sample.info.id,
         sampling_session_id = sample.info.sampler.as_ref().map(tracing::field::display),
-        session_id = %sample.info.session,
+        session_id = %sample.info.account.session,
         prompt_tokens = sample.prompt_tokens,
         tokens,
         seconds,
@@ -446,7 +454,7 @@ fn log_failed(sample: &ActiveSample, failed: &Outcome) {
         operation = sample.operation(),
         request_id = %sample.info.id,
         sampling_session_id = sample.info.sampler.as_ref().map(tracing::field::display),
-        session_id = %sample.info.session,
+        session_id = %sample.info.account.session,
         seconds = sample.start.elapsed().as_secs_f64(),
         error,
         "request failed"

@@ -9,7 +9,7 @@ use tinkex_wire::{
 
 /// Converts the output of the engine. `targets` are the requested targets; the result has their
 /// layout.
-pub(super) fn response(output: SampleOutput, targets: Option<&TensorData>) -> SampleResponse {
+pub(crate) fn response(output: SampleOutput, targets: Option<&TensorData>) -> SampleResponse {
     let sequences = output
         .samples
         .into_iter()

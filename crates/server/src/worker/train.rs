@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use tinkex_backend::model_outcome::{
-    already_saved, checkpoint_record, close_run, open_run, saved_outcome, usage_key,
+    already_saved, checkpoint_metadata, checkpoint_record, close_run, open_run, saved_outcome,
+    usage_key,
 };
 use tinkex_backend::operation::{CheckpointLoad, CheckpointSave, ModelOperation};
 use tinkex_backend::outcome::{Outcome, OutcomeHistory};
@@ -16,14 +17,15 @@ use tinkex_store::store::{
 };
 use tinkex_store::weights::WeightsLocation;
 use tinkex_wire::{
-    CheckpointKind, GradientDiscarded, ModelCreated, ModelId, OptimStepOutput, PassMode, RequestId,
+    CheckpointKind, GradientDiscarded, ModelCreated, ModelId, OptimStepOutput, RequestId,
     SamplerId, SamplerWeightsSaved, TinkerPath, WeightsLoaded,
 };
 
 use super::Worker;
+use super::dropped_pass::check_not_dropped;
 use super::model::{LiveModel, lora_config, optimizer_kind};
 use crate::fault::{engine_failure, is_transient};
-use crate::operation::{EngineOperation, EngineTraining, EngineWeights, TrainingPass};
+use crate::operation::{EngineOperation, EngineTraining, EngineWeights};
 
 /// Time to live of an autosave in seconds: one day.
 const AUTOSAVE_TTL_SECONDS: u64 = 24 * 3_600;
@@ -43,13 +45,21 @@ impl Worker {
         };
         let result = match operation {
             ModelOperation::Create => self.create(&run),
-            ModelOperation::Train(EngineTraining::Pass(pass)) => self.run_pass(&run, pass),
+            ModelOperation::Train(EngineTraining::Pass(_)) => {
+                unreachable!("a pass is executed in micro-batches")
+            }
             ModelOperation::Train(EngineTraining::OptimStep(params)) => {
-                self.optim_step(&run, params)
+                match check_not_dropped(&run) {
+                    Ok(()) => self.optim_step(&run, params),
+                    Err(failed) => Err(self.fail_step(&run, failed)),
+                }
             }
             ModelOperation::Train(EngineTraining::DiscardGradient) => self.discard_gradient(&run),
-            ModelOperation::Save(save) => self.save(id, &run, seq, CheckpointSave::clone(save)),
-            ModelOperation::SaveForSampler(sampler) => self.save_for_sampler(&run, sampler.clone()),
+            ModelOperation::Save(save) => check_not_dropped(&run)
+                .and_then(|()| self.save(id, &run, seq, CheckpointSave::clone(save))),
+            ModelOperation::SaveForSampler(sampler) => {
+                check_not_dropped(&run).and_then(|()| self.save_for_sampler(&run, sampler.clone()))
+            }
             ModelOperation::Load(load) => self.load(&run, seq, load),
             ModelOperation::Fail(category, message) => {
                 let failed = Outcome::failed(*category, message);
@@ -71,26 +81,6 @@ impl Worker {
             }
             Err(failed) => Err(close_run(run, failed)),
         }
-    }
-
-    fn run_pass(&mut self, run: &ModelRunRecord, pass: &TrainingPass) -> Result<Outcome, Outcome> {
-        let model = self.model(run)?;
-        let output = pass.data.run(&mut model.trainer, pass.mode).map_err(engine_failure)?;
-        let backward = pass.mode == PassMode::ForwardBackward && !pass.data.is_empty();
-        model.gradients_pending |= backward;
-        let tokens = u64::try_from(pass.data.tokens()).unwrap_or(u64::MAX);
-        let history = OperationHistory {
-            tokens,
-            metrics: output.metrics.clone(),
-            advantages: pass.data.advantages(),
-            ..Default::default()
-        };
-        let outcome = Outcome::proto(pass.data.to_wire_output(output).to_proto())
-            .with_history(OutcomeHistory::Operation(history));
-        self.context.backend.metrics.trained_tokens.add(tokens);
-        let outcome = outcome
-            .with_usage(vec![(usage_key(self.context.clock(), run, UsageMeter::Training), tokens)]);
-        Ok(if backward { outcome.with_model_changed() } else { outcome })
     }
 
     fn optim_step(
@@ -117,7 +107,8 @@ impl Worker {
         model.gradients_pending = false;
         // Mark the model as changed so that a restore executes this request again. Otherwise the
         // restored model would keep the discarded gradients.
-        Ok(Outcome::json(&GradientDiscarded::default()).with_model_changed())
+        let outcome = Outcome::json(&GradientDiscarded::default()).with_model_changed();
+        Ok(if run.dropped_pass.is_some() { self.end_mark(&run.id, outcome) } else { outcome })
     }
 
     fn save(
@@ -133,6 +124,7 @@ impl Worker {
         }
         let (folder, size_bytes) = self.write_adapter(run, kind, save.path.name())?;
         let path = save.path.clone();
+        let metadata = checkpoint_metadata(&save);
         let row = CheckpointRecord {
             request: Some(id.clone()),
             ..checkpoint_record(
@@ -146,7 +138,8 @@ impl Worker {
         };
         let usage = vec![(usage_key(self.context.clock(), run, UsageMeter::Checkpoints), 1)];
         let outcome = saved_outcome(&path, size_bytes);
-        Ok(outcome.with_record(Record::Checkpoint(row)).with_usage(usage))
+        let outcome = outcome.with_record(Record::Checkpoint(row));
+        Ok(outcome.with_record(Record::Metadata(metadata)).with_usage(usage))
     }
 
     /// Saves the state of a model that has changed since its last checkpoint, before its session
@@ -246,13 +239,14 @@ impl Worker {
             _ => model.trainer.save(&path),
         };
         let size = written.map_err(engine_failure).and_then(|()| folder_size(&path));
-        match size {
-            Ok(size) => Ok((folder, size)),
-            Err(failed) => {
-                self.context.store().unfinished_folders.remove(&folder);
-                Err(failed)
-            }
+        let sealed = size.and_then(|size| {
+            let sealed = self.context.seal_folder(&folder).map_err(|error| write_failure(&error));
+            Ok((sealed?, size))
+        });
+        if sealed.is_err() {
+            self.context.store().unfinished_folders.remove(&folder);
         }
+        sealed
     }
 
     fn save_for_sampler(
@@ -291,8 +285,8 @@ impl Worker {
         load: &CheckpointLoad<String>,
     ) -> Result<Outcome, Outcome> {
         let CheckpointLoad { weights, path, optimizer, creates } = load;
-        let folder = self.context.weights_dir.join(weights);
         let loaded = self.engine(&run.base_model).and_then(|engine| {
+            let folder = self.context.verified_folder(weights)?;
             let kind = optimizer_kind(run);
             let trainer = if *optimizer {
                 engine.resume_trainer(&folder, kind)
@@ -316,7 +310,8 @@ impl Worker {
             return Err(if *creates { close_run(run, failed) } else { failed });
         }
         let loaded = WeightsLoaded::default().path(Some(path.to_string()));
-        Ok(Outcome::json(&loaded.model_id(Some(run.id.clone()))))
+        let outcome = Outcome::json(&loaded.model_id(Some(run.id.clone())));
+        Ok(if run.dropped_pass.is_some() { self.end_mark(&run.id, outcome) } else { outcome })
     }
 }
 
@@ -333,6 +328,12 @@ fn learning_rate(params: &StepParams) -> Option<f64> {
 /// are replaced, because clients choose part of the id.
 fn folder_name(run: &ModelRunRecord) -> String {
     run.id.as_str().replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_")
+}
+
+/// Returns the outcome of a request whose files could not be written.
+fn write_failure(error: &std::io::Error) -> Outcome {
+    let message = format!("cannot write the checkpoint folder: {error}");
+    Outcome::failed(FailureCategory::Server, message).with_transient(is_transient(error))
 }
 
 /// Returns the total size of the files in a folder, in bytes.

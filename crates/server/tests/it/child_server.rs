@@ -33,6 +33,10 @@ pub(crate) struct ChildOptions {
     pub(crate) snapshot_after: Option<Duration>,
     /// As [`ServerLimits::kv_cache_bytes`](tinkex_server::ServerLimits::kv_cache_bytes).
     pub(crate) cache_bytes: Option<usize>,
+    /// As [`ServerLimits::training_bytes`](tinkex_server::ServerLimits::training_bytes).
+    pub(crate) training_bytes: Option<usize>,
+    /// As [`ServerLimits::record_bytes`](tinkex_server::ServerLimits::record_bytes).
+    pub(crate) record_bytes: Option<u64>,
     /// Writes the server's events to stderr as JSON, from this level on: `warn`, `info` or `debug`.
     pub(crate) log: Option<String>,
 }
@@ -95,13 +99,19 @@ async fn serve(options: ChildOptions) -> bool {
     if let Some(bytes) = options.cache_bytes {
         server_options.limits.kv_cache_bytes = bytes;
     }
+    if let Some(bytes) = options.training_bytes {
+        server_options.limits.training_bytes = bytes;
+    }
+    if let Some(bytes) = options.record_bytes {
+        server_options.limits.record_bytes = bytes;
+    }
     let server = Server::start(server_options).await.unwrap();
     let mut out = std::io::stdout();
     writeln!(out, "{}", server.base_url()).unwrap();
     out.flush().unwrap();
     tokio::select! {
         () = terminated() => {}
-        () = server.broken() => return false,
+        _ = server.broken() => return false,
     }
     server.stop().await;
     true

@@ -72,3 +72,71 @@ async fn several_clients_share_the_connections_of_a_small_server() {
         assert_eq!(sample.await.unwrap().sequences[0].tokens.len(), 1);
     }
 }
+
+/// Bug: `/ui/api/login` read its body without a deadline, and connections that sent one byte each
+/// kept all other clients out for as long as they stayed.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_send_one_byte_do_not_keep_others_out() {
+    let test_server = TestServer::with(|options| {
+        options.api_key = Some("tml-secret".to_owned().into());
+        options.limits.connections = 16;
+        options.timeouts.authentication = Duration::ZERO;
+        // No timeout closes a connection during the test.
+        options.timeouts.client_io = Duration::from_secs(3_600);
+    })
+    .await;
+    let url = test_server.server.base_url();
+    let key = [("x-api-key".to_owned(), "tml-secret".to_owned())];
+    let sessions =
+        "GET /api/v1/sessions HTTP/1.1\r\nhost: localhost\r\nx-api-key: tml-secret\r\n\r\n";
+    let mut honest = Raw::new(&url);
+    honest.write(sessions.as_bytes()).await;
+    assert_eq!(honest.read().await.unwrap().status, 200);
+    let login = format!(
+        "POST /ui/api/login HTTP/1.1\r\nhost: {0}\r\norigin: http://{0}\r\ncontent-length: 9\r\n\r\n{{",
+        url.strip_prefix("http://").unwrap()
+    );
+    let mut attackers = Vec::new();
+    for _ in 0..40 {
+        for bytes in [b"G", login.as_bytes()] {
+            let mut attacker = Raw::new(&url);
+            attacker.write(bytes).await;
+            attackers.push(attacker);
+        }
+        let mut other = Raw::new(&url);
+        let response = other.call("GET", "/api/v1/sessions", &key, b"").await.unwrap();
+        assert_eq!(response.status, 200);
+    }
+    // The connection that has authenticated was not closed.
+    honest.write(sessions.as_bytes()).await;
+    assert_eq!(honest.read().await.unwrap().status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_body_has_a_deadline() {
+    let test_server = TestServer::with(|options| {
+        options.api_key = Some("tml-secret".to_owned().into());
+        options.timeouts.client_io = Duration::from_millis(50);
+    })
+    .await;
+    let url = test_server.server.base_url();
+    let host = url.strip_prefix("http://").unwrap();
+    for (method, path) in [
+        ("POST", "/ui/api/login"),
+        ("POST", "/ui/api/download"),
+        ("POST", "/api/v1/create_session"),
+        ("POST", "/api/v1/asample"),
+        ("POST", "/api/v1/forward_backward"),
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/messages"),
+        ("PUT", "/api/v1/imports/import-1"),
+    ] {
+        let mut client = Raw::new(&url);
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {host}\r\norigin: http://{host}\r\n\
+             x-api-key: tml-secret\r\ncontent-length: 100\r\n\r\n{{"
+        );
+        client.write(head.as_bytes()).await;
+        assert_eq!(client.read().await.unwrap().status, 408, "{path}");
+    }
+}

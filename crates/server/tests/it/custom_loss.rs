@@ -1,13 +1,17 @@
 //! Custom losses have the same value and the same gradient on the client and on the server.
 
+use std::cell::Cell;
 use std::path::Path;
+use std::rc::Rc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tinkex::loss::CustomLoss;
 use tinkex::{AdamParams, Datum, LoraOptions, LossFn, TensorData, TrainingClient};
-use tinkex_autodiff::{GraphInput, LossGraph};
+use tinkex_autodiff::{GraphArg, GraphInput, GraphNode, LossGraph};
+use tinkex_files::FileOperation;
+use tinkex_server::Server;
 
-use crate::harness::{MODEL, TestServer};
+use crate::harness::{Http, MODEL, TestServer, options};
 
 /// Returns the cases of `crates/autodiff/tests/golden/kinks.json`: losses at points where they have
 /// no unique gradient.
@@ -95,4 +99,51 @@ async fn every_kink_trains_the_same_on_client_and_server() {
             model.optim_step(AdamParams::with_learning_rate(1e-3)).await.unwrap();
         }
     }
+}
+
+/// A read error at the start made the server forget a custom loss.
+#[tokio::test]
+async fn a_custom_loss_survives_transient_read_errors_at_the_start() {
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let graph = LossGraph::new(vec![
+        GraphNode::placeholder("logprobs"),
+        GraphNode::method("total", "sum", [GraphArg::node("logprobs")]),
+        GraphNode::output(GraphArg::node("total"), [("custom/total:sum", GraphArg::node("total"))]),
+    ]);
+    let create = json!({
+        "session_id": session, "custom_loss_seq_id": 0, "name": "total",
+        "type": "create_custom_loss",
+        "inputs": [{"name": "logprobs", "rank": 1}], "graph": graph,
+    });
+    let (status, future) = http.post("/create_custom_loss", create).await;
+    assert_eq!(status, 200, "{future}");
+    let loss = http.result(&future).await["loss_id"].as_str().unwrap().to_owned();
+    let TestServer { server, data } = test_server;
+    server.stop().await;
+
+    // The server starts on this thread, so its reads can be observed.
+    let failures = Rc::new(Cell::new(3));
+    let left = Rc::clone(&failures);
+    let observer = tinkex_files::observe_thread(move |operation| match operation {
+        FileOperation::Read(path) if path.ends_with("payloads") && left.get() > 0 => {
+            left.set(left.get() - 1);
+            Err(std::io::Error::other("EIO"))
+        }
+        _ => Ok(()),
+    });
+    let server = Server::start(options(data.path())).await.unwrap();
+    drop(observer);
+    assert_eq!(failures.get(), 0, "the read was repeated");
+    let http = Http::new(&server.base_url());
+    let batch = vec![Datum::completion([3, 4], [5]).unwrap()];
+    let pass = tinkex_wire::ForwardBackward::new(model.as_str(), batch, LossFn::Custom)
+        .seq_id(tinkex_wire::Seq::FIRST)
+        .loss_fn_config(tinkex_wire::LossConfig::custom(&loss.as_str().into()));
+    let body = pass.to_proto().unwrap().to_vec();
+    let (status, future) = http.send("POST", "/api/v1/forward_backward", &[], body).await;
+    assert_eq!(status, 200, "{future}");
+    assert!(!http.proto_result(&future).await.is_empty());
 }

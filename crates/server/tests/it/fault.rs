@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde_json::Value;
+use rusqlite::Connection;
+use serde_json::{Value, json};
 use tinkex_server::Server;
 use tinkex_wire::{Datum, ForwardBackward, LossFn, Seq};
 
@@ -62,7 +63,11 @@ impl BrokenFile {
 /// Starts a server with a trained model, stops it and breaks the model's snapshot. Returns the
 /// model's id.
 async fn with_broken_snapshot() -> (TestServer, String, BrokenFile) {
-    let test_server = TestServer::new().await;
+    // Only the stop takes a snapshot.
+    let test_server = TestServer::with(|options| {
+        options.timeouts.snapshot_after = Duration::from_secs(3_600);
+    })
+    .await;
     let http = test_server.http();
     let model = http.model(&http.session().await).await;
     for future in submit(&http, &model, 1).await {
@@ -125,6 +130,33 @@ async fn a_training_pass_survives_a_fault_that_passes() {
     assert_eq!(results, expected);
 }
 
+/// A request that kills the process must not escape by faults in between.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fault_does_not_clear_the_deaths_that_are_attributed_to_a_request() {
+    let (test_server, model, broken) = with_broken_snapshot().await;
+    let pass = submit_pass(&test_server.http(), &model, 3).await;
+    let TestServer { server, data } = test_server;
+    server.stop().await;
+    let database = Connection::open(data.path().join("metadata.sqlite")).unwrap();
+    database.execute("UPDATE requests SET starts = 3", []).unwrap();
+    drop(database);
+    std::fs::create_dir_all(data.path().join("passes")).unwrap();
+    let record = data.path().join("passes/crashes.json");
+    let id = pass["request_id"].as_str().unwrap();
+    let deaths = json!({"executing": null, "deaths": {id: {"place": 0, "count": 2}}});
+    std::fs::write(&record, deaths.to_string()).unwrap();
+
+    let server = Server::start(options(data.path())).await.unwrap();
+    let http = Http::new(&server.base_url());
+    while http.metrics().await["retries_total"] < 2 {}
+    let found: Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
+    assert_eq!(found, deaths);
+    broken.repair();
+    let body = wait(&http, &pass).await;
+    assert!(!body.windows(8).any(|part| part == b"category"), "{body:?}");
+    assert!(!record.exists(), "the process has survived the request");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fault_that_lasts_fails_the_request_and_those_behind_it() {
     let (test_server, model, broken) = with_broken_snapshot().await;
@@ -140,7 +172,7 @@ async fn a_fault_that_lasts_fails_the_request_and_those_behind_it() {
     let pass_3 = submit_pass(&http, &model, 3).await;
     let failed = http.result(&pass_3).await;
     assert_eq!(failed["category"], "server", "{failed}");
-    assert!(failed["error"].as_str().unwrap().contains("adapter_model.safetensors"), "{failed}");
+    assert!(failed["error"].as_str().unwrap().contains("snapshot of model"), "{failed}");
     let failed = http.result(&step_4).await;
     assert_eq!(failed["category"], "server", "{failed}");
     assert!(failed["error"].as_str().unwrap().contains("seq_id 3"), "{failed}");
@@ -159,6 +191,6 @@ async fn a_damaged_file_fails_at_once() {
     let http = test_server.http();
     let [pass, _] = submit(&http, &model, 3).await;
     let failed = http.result(&pass).await;
-    assert!(failed["error"].as_str().unwrap().contains("adapter_model.safetensors"), "{failed}");
+    assert!(failed["error"].as_str().unwrap().contains("damaged"), "{failed}");
     assert_eq!(http.metrics().await["retries_total"], 0);
 }

@@ -87,6 +87,24 @@ impl Http {
         Self { base: base.to_owned(), client: http_client() }
     }
 
+    /// Returns a client that sends an API key.
+    pub(crate) fn with_key(base: &str, key: &str) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let headers =
+            [(reqwest::header::HeaderName::from_static("x-api-key"), key.parse().unwrap())];
+        let headers = headers.into_iter().collect();
+        let client = reqwest::Client::builder().no_proxy().default_headers(headers).build();
+        Self { base: base.to_owned(), client: client.unwrap() }
+    }
+
+    /// Sends a request and returns its status and the text of the response.
+    pub(crate) async fn text(&self, method: &str, path: &str, body: Vec<u8>) -> (u16, String) {
+        let method = reqwest::Method::from_bytes(method.as_bytes()).unwrap();
+        let request = self.client.request(method, format!("{}{path}", self.base)).body(body);
+        let response = request.send().await.unwrap();
+        (response.status().as_u16(), response.text().await.unwrap())
+    }
+
     pub(crate) async fn send(
         &self,
         method: &str,
@@ -158,11 +176,13 @@ impl Http {
         response.sequences[0].tokens.to_vec()
     }
 
-    /// Returns the values of `/metrics` without the prefix `tinkex_`.
+    /// Returns the values of `/metrics` without the prefix `tinkex_`. Leaves out the sums of
+    /// histograms, which are not integers.
     pub(crate) async fn metrics(&self) -> HashMap<String, u64> {
         let response = self.client.get(format!("{}/metrics", self.base)).send().await.unwrap();
         let text = response.text().await.unwrap();
         let lines = text.lines().filter_map(|line| line.strip_prefix("tinkex_")?.split_once(' '));
+        let lines = lines.filter(|(name, _)| !name.contains("_seconds_sum"));
         lines.map(|(name, value)| (name.to_owned(), value.parse().unwrap())).collect()
     }
 

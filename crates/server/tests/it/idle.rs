@@ -22,7 +22,7 @@ async fn an_unloaded_model_is_restored_bit_for_bit() {
     let expected = train(&training_client(&test_server.client()).await, 4).await;
     let test_server = TestServer::with(|options| {
         options.timeouts.idle_model = Duration::ZERO;
-        // Without snapshots, the model is restored by executing all requests again.
+        // The model is saved only because it is unloaded.
         options.timeouts.snapshot_after = Duration::from_secs(3_600);
     })
     .await;

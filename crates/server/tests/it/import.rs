@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tinkex::rest::ListTrainingRuns;
 use tinkex::{ErrorKind, RestoreMode};
 use tinkex_server::Server;
-use tinkex_weights::{NamedTensor, TensorFile, TensorSlice, write_tensors};
+use tinkex_weights::{ModelFolder, NamedTensor, TensorFile, TensorSlice, write_tensors};
 use tinkex_wire::rest::AdapterFiles;
 
 use crate::harness::{MODEL, TestServer, client, golden, options, train};
@@ -56,6 +56,28 @@ fn tensors_with(change: impl Fn(&mut String, &mut Vec<usize>, &mut Vec<f32>)) ->
             (name, shape, values)
         })
         .collect();
+    written(&all)
+}
+
+/// Returns the tensors of the adapter of `qwen3` with the frozen weights that `peft` adds for an
+/// adapted `lm_head`, each changed by `change`.
+fn tensors_with_frozen_head(change: f32) -> Vec<u8> {
+    let file = TensorFile::open(adapter("qwen3").join(TENSORS)).unwrap();
+    let base = ModelFolder::open(golden("qwen3")).unwrap();
+    let head = base.tensor("lm_head.weight").or_else(|_| base.tensor("model.embed_tokens.weight"));
+    let head = head.unwrap();
+    let frozen = head.to_f32().unwrap().into_iter().map(|weight| weight + change).collect();
+    let mut all: Vec<(String, Vec<usize>, Vec<f32>)> = file
+        .tensors()
+        .map(|tensor| (tensor.name().to_owned(), tensor.shape().to_vec(), tensor.to_f32().unwrap()))
+        .collect();
+    let name = "base_model.model.lm_head.base_layer.weight";
+    all.insert(1, (name.to_owned(), head.shape().to_vec(), frozen));
+    written(&all)
+}
+
+/// Returns the contents of a safetensors file with these tensors.
+fn written(all: &[(String, Vec<usize>, Vec<f32>)]) -> Vec<u8> {
     let tensors: Vec<NamedTensor<'_>> = all
         .iter()
         .map(|(name, shape, values)| NamedTensor { name, shape, values: TensorSlice::F32(values) })
@@ -69,6 +91,35 @@ fn tensors_with(change: impl Fn(&mut String, &mut Vec<usize>, &mut Vec<f32>)) ->
 fn stored(data: &TempDir) -> Vec<String> {
     let entries = fs::read_dir(data.path().join("weights")).unwrap();
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+/// Bug: `save_pretrained` of `peft` adds the frozen `lm_head` of the base model by default, and the
+/// adapter was refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn frozen_weights_are_dropped_if_they_equal_the_base_model() {
+    let test_server = TestServer::new().await;
+    let service = test_server.client();
+    let folder = TempDir::new().unwrap();
+    fs::copy(adapter("qwen3").join(CONFIG), folder.path().join(CONFIG)).unwrap();
+    let import = async |tensors: Vec<u8>| {
+        fs::write(folder.path().join(TENSORS), tensors).unwrap();
+        service.rest().import_adapter(folder.path()).base_model(MODEL).await
+    };
+    let error = import(tensors_with_frozen_head(0.5)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
+    assert!(error.to_string().contains("differs from lm_head of the base model"), "{error}");
+
+    let imported = import(tensors_with_frozen_head(0.0)).await.unwrap();
+    let target = folder.path().join("exported");
+    let rest = service.rest();
+    rest.download(&imported.sampler_weights_path, &target).peft(true).await.unwrap();
+    let exported = TensorFile::open(target.join(TENSORS)).unwrap();
+    let original = TensorFile::open(adapter("qwen3").join(TENSORS)).unwrap();
+    assert!(exported.names().eq(original.names()));
+    for tensor in original.tensors() {
+        let same = exported.tensor(tensor.name()).unwrap().has_values_of(&tensor).unwrap();
+        assert!(same, "{}", tensor.name());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -48,6 +48,14 @@ impl Process {
         self.url.rsplit(':').next().unwrap().parse().unwrap()
     }
 
+    /// Returns the largest resident size of the process so far, in bytes.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn peak_memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1_024
+    }
+
     /// Kills the process with SIGKILL.
     pub(crate) fn kill(mut self) {
         self.kill_now();

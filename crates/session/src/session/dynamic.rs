@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use tinkex_transport::ErrorKind;
 use tinkex_wire::{DynamicConfig, DynamicConfigRequest};
 use tokio::time::sleep;
 
@@ -27,7 +28,8 @@ impl DynamicSettings {
 }
 
 /// Fetches the settings periodically. The settings themselves contain the interval, which is at
-/// least 10 seconds. A failed request leaves the settings unchanged.
+/// least 10 seconds. A failed request leaves the settings unchanged. Ends if the server has no such
+/// route, as servers with an earlier protocol do.
 pub(super) async fn refresh(transport: Arc<Transport>, settings: Arc<DynamicSettings>) {
     loop {
         let interval = Duration::from_secs(settings.get().refresh_interval_sec);
@@ -35,6 +37,7 @@ pub(super) async fn refresh(transport: Arc<Transport>, settings: Arc<DynamicSett
         let options = RequestOptions { single_attempt: true, ..RequestOptions::default() };
         match transport.send(&DynamicConfigRequest::default(), &options).await {
             Ok(new) => *settings.0.write() = new,
+            Err(error) if error.kind() == ErrorKind::NotFound => return,
             Err(error) => tracing::debug!(%error, "cannot refresh dynamic settings"),
         }
     }

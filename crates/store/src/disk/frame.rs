@@ -6,6 +6,8 @@
 
 use std::io::{self, Read};
 
+use super::payloads::BUFFER;
+
 /// First bytes of a payload file.
 pub(super) const MAGIC: &[u8; 8] = b"TNKXPAY1";
 /// Size of a frame header in bytes.
@@ -17,8 +19,10 @@ pub(super) const MAX_PAYLOAD: usize = 1 << 30;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct FrameHeader {
     pub(super) number: u64,
+    /// Size of the payload in bytes.
     pub(super) length: u32,
-    checksum: u32,
+    /// Checksum of the payload.
+    pub(super) checksum: u32,
 }
 
 impl FrameHeader {
@@ -42,7 +46,7 @@ impl FrameHeader {
     }
 
     /// Decodes a header; `None` if its own checksum does not match.
-    fn from_bytes(bytes: [u8; HEADER_LEN]) -> Option<Self> {
+    pub(super) fn from_bytes(bytes: [u8; HEADER_LEN]) -> Option<Self> {
         let [l0, l1, l2, l3, number @ .., c0, c1, c2, c3, h0, h1, h2, h3] = bytes;
         let header_checksum = u32::from_le_bytes([h0, h1, h2, h3]);
         (header_checksum == checksum(&bytes[..16])).then(|| Self {
@@ -52,14 +56,40 @@ impl FrameHeader {
         })
     }
 
-    /// Reads a header; `None` at the end of the file or if the bytes are not a header.
-    pub(super) fn read(from: &mut impl Read) -> io::Result<Option<Self>> {
-        let mut bytes = [0; HEADER_LEN];
-        match from.read_exact(&mut bytes) {
-            Ok(()) => Ok(Self::from_bytes(bytes)),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
-            Err(error) => Err(error),
+    /// Returns the headers that differ from `bytes` in one byte and whose own checksum matches. The
+    /// checksum of the payload decides whether one of them is the header that was written.
+    pub(super) fn corrections(bytes: [u8; HEADER_LEN]) -> impl Iterator<Item = Self> {
+        (0..HEADER_LEN).flat_map(move |at| {
+            (1..=u8::MAX).filter_map(move |difference| {
+                let mut corrected = bytes;
+                corrected[at] ^= difference;
+                Self::from_bytes(corrected)
+            })
+        })
+    }
+
+    /// Returns the bytes of the header and of its payload.
+    pub(super) fn frame_length(&self) -> u64 {
+        HEADER_LEN as u64 + u64::from(self.length)
+    }
+
+    /// Reads a payload from `from` and returns whether it has the recorded length and checksum.
+    pub(super) fn matches_next(&self, from: &mut impl Read) -> io::Result<bool> {
+        let mut remaining = u64::from(self.length);
+        let mut computed = Checksum::new();
+        let mut buffer = vec![0; BUFFER.min(self.length as usize)];
+        while remaining > 0 {
+            let part =
+                usize::try_from(remaining).map_or(buffer.len(), |rest| rest.min(buffer.len()));
+            match from.read(&mut buffer[..part])? {
+                0 => return Ok(false),
+                read => {
+                    computed.update(&buffer[..read]);
+                    remaining -= read as u64;
+                }
+            }
         }
+        Ok(computed.finish() == self.checksum)
     }
 
     /// Returns whether `payload` has the recorded length and checksum.
@@ -74,26 +104,45 @@ pub(super) fn oversized() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, message)
 }
 
-/// Computes the CRC-32 (IEEE) of `bytes`, eight bytes per step.
+/// Computes the CRC-32 (IEEE) of `bytes`.
 fn checksum(bytes: &[u8]) -> u32 {
-    let mut crc: u32 = !0;
-    let (eights, rest) = bytes.as_chunks::<8>();
-    for [a, b, c, d, e, f, g, h] in eights {
-        let [s0, s1, s2, s3] = crc.to_le_bytes();
-        let at = |table: usize, byte: u8| TABLES[table][byte as usize];
-        crc = at(7, a ^ s0)
-            ^ at(6, b ^ s1)
-            ^ at(5, c ^ s2)
-            ^ at(4, d ^ s3)
-            ^ at(3, *e)
-            ^ at(2, *f)
-            ^ at(1, *g)
-            ^ at(0, *h);
+    let mut computed = Checksum::new();
+    computed.update(bytes);
+    computed.finish()
+}
+
+/// CRC-32 (IEEE) of bytes that arrive in parts, eight bytes per step.
+struct Checksum(u32);
+
+impl Checksum {
+    fn new() -> Self {
+        Self(!0)
     }
-    for byte in rest {
-        crc = TABLES[0][((crc ^ u32::from(*byte)) & 0xFF) as usize] ^ (crc >> 8);
+
+    fn update(&mut self, bytes: &[u8]) {
+        let mut crc = self.0;
+        let (eights, rest) = bytes.as_chunks::<8>();
+        for [a, b, c, d, e, f, g, h] in eights {
+            let [s0, s1, s2, s3] = crc.to_le_bytes();
+            let at = |table: usize, byte: u8| TABLES[table][byte as usize];
+            crc = at(7, a ^ s0)
+                ^ at(6, b ^ s1)
+                ^ at(5, c ^ s2)
+                ^ at(4, d ^ s3)
+                ^ at(3, *e)
+                ^ at(2, *f)
+                ^ at(1, *g)
+                ^ at(0, *h);
+        }
+        for byte in rest {
+            crc = TABLES[0][((crc ^ u32::from(*byte)) & 0xFF) as usize] ^ (crc >> 8);
+        }
+        self.0 = crc;
     }
-    !crc
+
+    fn finish(&self) -> u32 {
+        !self.0
+    }
 }
 
 /// Lookup tables of the checksum: `TABLES[n][byte]` is the remainder of `byte` followed by `n` zero
@@ -137,20 +186,23 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_or_modified_header_is_rejected() {
+    fn a_modified_header_is_rejected_and_one_wrong_byte_is_corrected() {
         let header = FrameHeader::new(7, b"payload").unwrap();
         let bytes = header.to_bytes();
-        assert_eq!(FrameHeader::read(&mut &bytes[..]).unwrap(), Some(header));
-        for cut in 0..HEADER_LEN {
-            assert_eq!(FrameHeader::read(&mut &bytes[..cut]).unwrap(), None, "cut at {cut}");
-        }
+        assert_eq!(FrameHeader::from_bytes(bytes), Some(header));
         for at in 0..HEADER_LEN {
-            let mut changed = bytes;
-            changed[at] ^= 1;
-            assert_eq!(FrameHeader::read(&mut &changed[..]).unwrap(), None, "changed at {at}");
+            for difference in [1, 0x15, 0xFF] {
+                let mut changed = bytes;
+                changed[at] ^= difference;
+                assert_eq!(FrameHeader::from_bytes(changed), None, "changed at {at}");
+                let corrected: Vec<FrameHeader> = FrameHeader::corrections(changed).collect();
+                assert!(corrected.contains(&header), "changed at {at}: {corrected:?}");
+            }
         }
         assert!(
             header.matches(b"payload") && !header.matches(b"Payload") && !header.matches(b"payloa")
         );
+        assert!(header.matches_next(&mut &b"payload and more"[..]).unwrap());
+        assert!(!header.matches_next(&mut &b"paylo"[..]).unwrap());
     }
 }

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,6 +13,8 @@ use parking_lot::Mutex;
 use tinkex_files::{AtomicWrite, FileOperation, StagedFile, announce};
 
 use super::frame::{FrameHeader, HEADER_LEN, MAGIC};
+use super::scan::PayloadScan;
+use crate::log;
 
 /// Size of the buffer that groups small payloads into one write, in bytes.
 pub(super) const BUFFER: usize = 1 << 20;
@@ -57,6 +59,8 @@ pub(super) struct Payloads {
     /// Whether the name of the file may not be durable. After a power failure, the file that it
     /// replaced would have the name again, without the payloads that were appended to the new file.
     unsynced_name: bool,
+    /// First payload number that no header in the file has.
+    first_free: u64,
 }
 
 /// Reads payloads by number. Cheap to clone.
@@ -70,14 +74,23 @@ pub(super) struct PayloadIndex {
     pub(super) extents: BTreeMap<u64, PayloadExtent>,
     /// Length of the committed part of the file in bytes.
     pub(super) length: u64,
+    /// Numbers of needed payloads that are damaged or missing.
+    pub(super) lost: HashSet<u64>,
 }
 
-/// Position of one payload in the file.
-#[derive(Clone, Copy)]
+impl PayloadIndex {
+    /// Creates the index of a file with `length` bytes and without payloads.
+    pub(super) fn new(path: PathBuf, length: u64) -> Self {
+        Self { path, extents: BTreeMap::new(), length, lost: HashSet::new() }
+    }
+}
+
+/// Position of one payload in the file, and the header that was written in front of it. The header
+/// in the file may be damaged.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct PayloadExtent {
-    start: u64,
-    /// Bytes of the header and the payload.
-    length: u64,
+    pub(super) start: u64,
+    pub(super) header: FrameHeader,
 }
 
 /// Payloads that are flushed but that no committed row refers to yet.
@@ -91,33 +104,60 @@ impl Payloads {
     /// interrupted: an incomplete payload at the end, and the payloads from number `next` on, which
     /// no row refers to.
     ///
+    /// If a payload of `needed` is damaged, reading it fails, and nothing is removed from the file.
+    ///
     /// # Errors
-    /// Fails if a payload of `needed` is missing.
+    /// Fails if the file cannot be read, if it is not a payload file, or if it is empty although
+    /// payloads are needed.
     pub(super) fn open(path: &Path, next: u64, needed: &HashSet<u64>) -> io::Result<Self> {
         let mut file = private_file().open(path)?;
-        let index = scan(&file, path, next)?;
-        if let Some(missing) = needed.iter().find(|number| !index.extents.contains_key(number)) {
-            let message = format!(
-                "damaged at byte {}: payload {missing} is needed and not found; restore the data \
-                 folder from a backup, or use another one",
-                index.length
-            );
-            return Err(invalid_data(path, &message));
+        let scan = PayloadScan::read(&file, path, next)?;
+        if scan.end == 0 && !needed.is_empty() {
+            let message = "the file is empty or missing, and stored requests need its payloads; \
+                           restore the data folder from a backup, or run `tinkex server check`";
+            return Err(invalid_data(path, message));
         }
+        scan.log();
+        let lost: HashSet<u64> =
+            needed.iter().copied().filter(|number| !scan.extents.contains_key(number)).collect();
         replacement(path).remove_leftover()?;
-        file.truncate(index.length)?;
-        if index.length == 0 {
+        let (length, first_free) = if lost.is_empty() {
+            file.truncate(scan.end)?;
+            (scan.end.max(MAGIC.len() as u64), next)
+        } else {
+            tracing::error!(
+                target: log::STORAGE,
+                payloads = lost.len(),
+                "payloads are damaged or missing; the requests that need them fail. Run `tinkex \
+                 server check` on the stopped server for a list"
+            );
+            // Keep all bytes: another program may still recover them. New payloads are appended.
+            file.seek(SeekFrom::Start(scan.total))?;
+            (scan.total, scan.first_free.max(next))
+        };
+        // Write the start of a file without payloads again: if its flush failed in an earlier process,
+        // the system may have dropped the bytes although it still shows them. Needs no space if the
+        // file has the bytes already.
+        if lost.is_empty() && scan.extents.is_empty() {
+            file.seek(SeekFrom::Start(0))?;
             file.append(MAGIC)?;
         }
         announce(FileOperation::SyncFile(&file))?;
         file.sync_all()?;
         sync_folder_of(path)?;
-        let index = PayloadIndex { length: index.length.max(MAGIC.len() as u64), ..index };
-        Ok(Self::new(Box::new(file), index))
+        let path = path.to_owned();
+        let index = PayloadIndex { path, extents: scan.extents, length, lost };
+        Ok(Self { first_free, ..Self::new(Box::new(file), index) })
     }
 
     pub(super) fn new(file: Box<dyn AppendFile>, index: PayloadIndex) -> Self {
-        Self { file, index: Arc::new(Mutex::new(index)), torn: false, unsynced_name: false }
+        let index = Arc::new(Mutex::new(index));
+        Self { file, index, torn: false, unsynced_name: false, first_free: 0 }
+    }
+
+    /// Returns the first payload number that no header in the file has.
+    pub(super) fn first_free(&self) -> u64 {
+        self.first_free
     }
 
     pub(super) fn reader(&self) -> PayloadReader {
@@ -149,10 +189,10 @@ impl Payloads {
     ) -> io::Result<()> {
         let mut buffer = Vec::new();
         for (number, payload) in payloads {
-            buffer.extend_from_slice(&FrameHeader::new(*number, payload)?.to_bytes());
-            let length = (HEADER_LEN + payload.len()) as u64;
-            appended.extents.push((*number, PayloadExtent { start: appended.length, length }));
-            appended.length += length;
+            let header = FrameHeader::new(*number, payload)?;
+            buffer.extend_from_slice(&header.to_bytes());
+            appended.extents.push((*number, PayloadExtent { start: appended.length, header }));
+            appended.length += header.frame_length();
             if payload.len() < BUFFER / 4 {
                 buffer.extend_from_slice(payload);
             } else {
@@ -207,7 +247,7 @@ impl Payloads {
     pub(super) fn len_of(&self, numbers: &HashSet<u64>) -> u64 {
         let index = self.index.lock();
         let extents = numbers.iter().filter_map(|number| index.extents.get(number));
-        extents.map(|extent| extent.length).sum()
+        extents.map(|extent| extent.header.frame_length()).sum()
     }
 
     /// Starts to copy the payloads of `needed` into a new file.
@@ -243,17 +283,14 @@ impl Payloads {
             // Payloads that were written after the start may be needed.
             if *number >= *next || needed.contains(number) {
                 part.push((*number, *extent));
-                bytes += extent.length;
+                bytes += extent.header.frame_length();
             }
         }
         let mut out = io::BufWriter::with_capacity(BUFFER, staged);
         for (number, extent) in part {
-            from.seek(SeekFrom::Start(extent.start))?;
-            if io::copy(&mut io::Read::take(&mut *from, extent.length), &mut out)? < extent.length {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
+            copy_payload(from, extent, &mut out)?;
             extents.insert(number, PayloadExtent { start: *length, ..extent });
-            *length += extent.length;
+            *length += extent.header.frame_length();
         }
         // Flush each part: flushing the whole file at the end would stop the writes for long.
         out.into_inner().map_err(io::IntoInnerError::into_error)?.sync()?;
@@ -308,6 +345,10 @@ pub(super) struct Compaction {
 }
 
 impl PayloadReader {
+    pub(super) fn new(index: PayloadIndex) -> Self {
+        Self(Arc::new(Mutex::new(index)))
+    }
+
     /// Reads a payload.
     ///
     /// # Errors
@@ -315,67 +356,77 @@ impl PayloadReader {
     pub fn payload(&self, number: u64) -> io::Result<Bytes> {
         // Open the file under the lock, so that file and index match. A later compaction puts
         // another file under the same name and does not change the opened file.
+        let damaged = || {
+            let message = format!("payload {number} is damaged on the server's disk");
+            io::Error::new(io::ErrorKind::InvalidData, message)
+        };
         let (extent, mut file) = {
             let index = self.0.lock();
             let extent = index.extents.get(&number).copied();
             let missing =
                 || io::Error::new(io::ErrorKind::NotFound, format!("payload {number} not found"));
-            let extent = extent.ok_or_else(missing)?;
+            let is_lost = index.lost.contains(&number);
+            let extent = extent.ok_or_else(|| if is_lost { damaged() } else { missing() })?;
             announce(FileOperation::Read(&index.path))?;
             (extent, File::open(&index.path)?)
         };
-        file.seek(SeekFrom::Start(extent.start))?;
-        let header = FrameHeader::read(&mut file)?;
+        file.seek(SeekFrom::Start(extent.start + HEADER_LEN as u64))?;
         let mut payload = Vec::new();
-        file.take(extent.length - HEADER_LEN as u64).read_to_end(&mut payload)?;
-        if header.is_none_or(|header| header.number != number || !header.matches(&payload)) {
-            let message = format!("payload {number} is damaged on the server's disk");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+        file.take(u64::from(extent.header.length)).read_to_end(&mut payload)?;
+        if extent.header.matches(&payload) { Ok(payload.into()) } else { Err(damaged()) }
+    }
+
+    /// Writes a new payload file at `path` with the given payloads. Does not check them: a damaged
+    /// payload is as damaged in the copy.
+    pub(crate) fn copy_into(&self, path: &Path, numbers: &HashSet<u64>) -> io::Result<()> {
+        // Open the file under the lock, as in `payload`.
+        let (extents, mut from) = {
+            let index = self.0.lock();
+            let needed = index.extents.iter().filter(|(number, _)| numbers.contains(number));
+            let extents: Vec<PayloadExtent> = needed.map(|(_, extent)| *extent).collect();
+            (extents, File::open(&index.path)?)
+        };
+        let mut to = io::BufWriter::with_capacity(BUFFER, private_file().open(path)?);
+        to.write_all(MAGIC)?;
+        for extent in extents {
+            copy_payload(&mut from, extent, &mut to)?;
         }
-        Ok(payload.into())
+        to.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
     }
 
     /// Returns the length of the file in bytes.
     pub(super) fn len(&self) -> u64 {
         self.0.lock().length
     }
+
+    /// Returns the size of a payload with its header in bytes; 0 if there is no such payload.
+    pub(super) fn len_of(&self, number: u64) -> u64 {
+        self.0.lock().extents.get(&number).map_or(0, |extent| extent.header.frame_length())
+    }
 }
 
-/// Finds the payloads with numbers below `next` by following the headers from the start.
-fn scan(file: &File, path: &Path, next: u64) -> io::Result<PayloadIndex> {
-    let total = file.metadata()?.len();
-    let mut index = PayloadIndex { path: path.to_owned(), extents: BTreeMap::new(), length: 0 };
-    if total < MAGIC.len() as u64 {
-        // A new file, or a file whose creation was interrupted by a crash.
-        return Ok(index);
+/// Copies a payload to `out`, behind the header that was written for it.
+pub(super) fn copy_payload(
+    from: &mut File,
+    extent: PayloadExtent,
+    out: &mut impl io::Write,
+) -> io::Result<()> {
+    out.write_all(&extent.header.to_bytes())?;
+    from.seek(SeekFrom::Start(extent.start + HEADER_LEN as u64))?;
+    let length = u64::from(extent.header.length);
+    if io::copy(&mut from.take(length), out)? < length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let mut reader = BufReader::with_capacity(1 << 16, file);
-    let mut magic = [0; MAGIC.len()];
-    reader.read_exact(&mut magic)?;
-    if magic != *MAGIC {
-        return Err(invalid_data(path, "not a payload file of this server"));
-    }
-    index.length = MAGIC.len() as u64;
-    let mut last = 0;
-    while let Some(header) = FrameHeader::read(&mut reader)? {
-        let length = HEADER_LEN as u64 + u64::from(header.length);
-        if header.number <= last || header.number >= next || length > total - index.length {
-            break;
-        }
-        index.extents.insert(header.number, PayloadExtent { start: index.length, length });
-        index.length += length;
-        last = header.number;
-        reader.seek_relative(i64::from(header.length))?;
-    }
-    Ok(index)
+    Ok(())
 }
 
-fn invalid_data(path: &Path, message: &str) -> io::Error {
+/// Returns the error for a file with unusable content.
+pub(super) fn invalid_data(path: &Path, message: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{}: {message}", path.display()))
 }
 
 /// Returns the atomic write with which compaction replaces the payload file.
-fn replacement(path: &Path) -> AtomicWrite {
+pub(super) fn replacement(path: &Path) -> AtomicWrite {
     AtomicWrite::new(path).single_writer().owner_only()
 }
 

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::mpsc;
 
 pub mod faults;
+mod removal;
 
 use super::frame::{FrameHeader, HEADER_LEN, MAGIC, MAX_PAYLOAD};
 use super::payloads::{AppendFile, BUFFER, PayloadIndex};
@@ -22,6 +23,7 @@ pub(super) fn request(id: &str, number: u64) -> Arc<RequestRecord> {
         digest: "d".to_owned(),
         seed: u64::MAX,
         samples: 1,
+        tokens: 0,
         source: None,
         at: 1,
     })
@@ -53,6 +55,13 @@ fn compact(disk: &mut Disk) -> io::Result<()> {
     let (sender, receiver) = mpsc::channel();
     disk.compact(0, Box::new(move |result| drop(sender.send(result))));
     receiver.recv().unwrap()
+}
+
+/// Rewrites the payload file, although all payloads are needed: adds and removes a large payload.
+fn compact_all(disk: &mut Disk) {
+    append(disk, "large", &[0; 10_000]).unwrap();
+    remove(disk, &["large"]);
+    compact(disk).unwrap();
 }
 
 fn ids(rows: &StoredRows) -> Vec<String> {
@@ -131,40 +140,144 @@ fn a_payload_without_a_row_is_dropped() {
 }
 
 #[test]
-fn a_missing_payload_is_an_error_and_no_file_changes() {
+fn one_wrong_byte_in_a_header_loses_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut disk, _) = open(folder.path()).unwrap();
+    let numbers = ["a", "b", "c"].map(|id| append(&mut disk, id, id.as_bytes()).unwrap());
+    drop(disk);
+    let path = folder.path().join(PAYLOADS);
+    let whole = std::fs::read(&path).unwrap();
+    // Damage each byte of the magic number, and each byte of the second header.
+    let second = MAGIC.len() + HEADER_LEN + 1;
+    for at in (0..MAGIC.len()).chain(second..second + HEADER_LEN) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x15;
+        std::fs::write(&path, &bytes).unwrap();
+        let (mut disk, found) = open(folder.path()).unwrap();
+        assert_eq!(ids(&found), ["a", "b", "c"]);
+        for (number, expected) in numbers.iter().zip(["a", "b", "c"]) {
+            assert_eq!(disk.reader().payload(*number).unwrap(), expected, "damaged at {at}");
+        }
+        // A compaction writes the correct headers.
+        compact_all(&mut disk);
+        drop(disk);
+        assert_eq!(std::fs::read(&path).unwrap(), whole, "damaged at {at}");
+    }
+}
+
+#[test]
+fn a_damaged_payload_is_lost_alone_and_no_byte_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut disk, _) = open(folder.path()).unwrap();
+    // The content of the second payload contains the header and the content of another payload, as
+    // a client could send it.
+    let forged = FrameHeader::new(3, b"forged").unwrap().to_bytes();
+    let content = [&[9; 10][..], &forged, b"other!"].concat();
+    let numbers = [("a", b"a".to_vec()), ("b", content), ("c", b"c".to_vec())]
+        .map(|(id, body)| append(&mut disk, id, &body).unwrap());
+    drop(disk);
+    let path = folder.path().join(PAYLOADS);
+    let whole = std::fs::read(&path).unwrap();
+    let second = MAGIC.len() + HEADER_LEN + 1;
+    let mut bytes = whole.clone();
+    bytes[second] ^= 1;
+    bytes[second + 5] ^= 1;
+    // The last write was interrupted by a crash.
+    let next = numbers[2] + 1;
+    bytes.extend_from_slice(&FrameHeader::new(next, b"lost").unwrap().to_bytes());
+    bytes.extend_from_slice(b"lo");
+    std::fs::write(&path, &bytes).unwrap();
+    let (mut disk, found) = open(folder.path()).unwrap();
+    assert_eq!(found.requests.len(), 3);
+    assert_eq!(disk.reader().payload(numbers[0]).unwrap(), "a");
+    assert_eq!(disk.reader().payload(numbers[2]).unwrap(), "c");
+    let error = disk.reader().payload(numbers[1]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+    assert!(error.to_string().contains("damaged"), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), bytes, "the file is unchanged");
+    let added = append(&mut disk, "added", b"added").unwrap();
+    drop(disk);
+    // The damage is skipped at every start, until a compaction removes it.
+    let (mut disk, _) = open(folder.path()).unwrap();
+    assert_eq!(disk.reader().payload(added).unwrap(), "added");
+    compact_all(&mut disk);
+    assert!(disk.payload_bytes() < bytes.len() as u64);
+    assert_eq!(disk.reader().payload(numbers[2]).unwrap(), "c");
+    assert_eq!(disk.reader().payload(added).unwrap(), "added");
+}
+
+/// A client can send a body that contains complete payloads of the payload file. If the header of
+/// this body is damaged, they must not replace the payloads of other requests.
+#[test]
+fn content_of_a_damaged_payload_replaces_no_other_payload() {
+    for forged in [&[3][..], &[4], &[3, 4], &[4, 3], &[5, 4, 3]] {
+        let frames = forged.iter().flat_map(|number| {
+            let header = FrameHeader::new(*number, b"forged").unwrap().to_bytes();
+            [&header[..], b"forged"].concat()
+        });
+        // The forged payloads are followed by other content, or by the next payload.
+        for end in [&b"content"[..], b""] {
+            let content: Vec<u8> = [7; 3].into_iter().chain(frames.clone()).collect();
+            let content = [&content[..], end].concat();
+            let folder = tempfile::tempdir().unwrap();
+            let (mut disk, _) = open(folder.path()).unwrap();
+            let bodies = [b"one", &content[..], b"three", b"four", b"five"];
+            for (id, body) in ["a", "b", "c", "d", "e"].into_iter().zip(bodies) {
+                append(&mut disk, id, body).unwrap();
+            }
+            drop(disk);
+            let path = folder.path().join(PAYLOADS);
+            let mut bytes = std::fs::read(&path).unwrap();
+            let second = MAGIC.len() + HEADER_LEN + 3;
+            bytes[second] ^= 1;
+            bytes[second + 5] ^= 1;
+            std::fs::write(&path, &bytes).unwrap();
+            let (disk, _) = open(folder.path()).unwrap();
+            for (number, body) in (1..).zip(bodies) {
+                let read = disk.reader().payload(number);
+                if number == 2 || forged.contains(&number) {
+                    let kind = read.map_err(|error| error.kind());
+                    assert_eq!(kind, Err(io::ErrorKind::InvalidData), "{number} of {forged:?}");
+                } else {
+                    assert_eq!(read.unwrap(), body, "{number} of {forged:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_truncated_payload_file_loses_its_end() {
     let folder = tempfile::tempdir().unwrap();
     let (mut disk, _) = open(folder.path()).unwrap();
     let numbers = ["a", "b", "c"].map(|id| append(&mut disk, id, b"body").unwrap());
     drop(disk);
     let path = folder.path().join(PAYLOADS);
     let whole = std::fs::read(&path).unwrap();
-    let mut broken = vec![Vec::new(), whole[..4].to_vec(), whole[..whole.len() - 1].to_vec()];
-    // Damage each byte of the second header.
-    let second = MAGIC.len() + HEADER_LEN + 4;
-    broken.extend((second..second + HEADER_LEN).map(|at| {
-        let mut bytes = whole.clone();
-        bytes[at] ^= 0x15;
-        bytes
-    }));
-    for bytes in broken {
-        std::fs::write(&path, &bytes).unwrap();
-        let message = open_error(folder.path());
-        assert!(message.contains("damaged") && message.contains("backup"), "{message}");
-        assert_eq!(std::fs::read(&path).unwrap(), bytes, "the file is unchanged");
-    }
-    // A payload that no row needs may be missing.
-    std::fs::write(&path, &whole).unwrap();
+    std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
     let (mut disk, _) = open(folder.path()).unwrap();
+    assert_eq!(disk.reader().payload(numbers[1]).unwrap(), "body");
+    assert!(disk.reader().payload(numbers[2]).unwrap_err().to_string().contains("damaged"));
+    // A payload that no row needs may be missing.
     remove(&mut disk, &["c"]);
     drop(disk);
     std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
     let (disk, found) = open(folder.path()).unwrap();
     assert_eq!(ids(&found), ["a", "b"]);
+    let kept = whole.len() as u64 - (HEADER_LEN as u64 + 4);
+    assert_eq!(disk.payload_bytes(), kept, "the rest of an unneeded payload is removed");
     drop(disk);
+    // A file without any payload belongs to another folder, or everything is lost.
+    for bytes in [&[][..], &whole[..4]] {
+        std::fs::write(&path, bytes).unwrap();
+        let message = open_error(folder.path());
+        assert!(message.contains("is empty") && message.contains("backup"), "{message}");
+        assert_eq!(std::fs::read(&path).unwrap(), bytes, "the file is unchanged");
+    }
 
     // A payload with a wrong checksum fails only when it is read.
     let mut bytes = whole;
-    bytes[second + HEADER_LEN] ^= 1;
+    bytes[MAGIC.len() + HEADER_LEN + 4 + HEADER_LEN] ^= 1;
     std::fs::write(&path, &bytes).unwrap();
     let (disk, _) = open(folder.path()).unwrap();
     let message = disk.reader().payload(numbers[1]).unwrap_err();

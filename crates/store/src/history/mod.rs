@@ -20,6 +20,7 @@ pub use self::names::{folder_prefix, logged_folder};
 pub use self::options::HistoryOptions;
 pub use self::recorder::HistoryRecorder;
 use crate::record::{Record, UnixMicros};
+use crate::user::UserId;
 
 /// A change to the stored history.
 #[derive(Debug)]
@@ -69,6 +70,8 @@ pub struct SampleHistory {
     pub queued: i64,
     pub computed: i64,
     pub weights: LoggedWeights,
+    /// User who sampled.
+    pub owner: UserId,
     pub session: SessionId,
     pub source: SampleSource,
     pub prompt_tokens: usize,

@@ -58,13 +58,12 @@ impl CheckpointRecord {
         self.expires_at.is_some_and(|at| at <= now)
     }
 
-    /// Converts the record to the API's form.
+    /// Converts the record to the API's form, without the metadata.
     pub fn to_wire(&self) -> rest::Checkpoint {
         rest::Checkpoint::new(&self.path, timestamp(self.created_at))
             // 0 if the size is not known: the weights are on an upstream.
             .size_bytes((self.size_bytes > 0).then_some(self.size_bytes))
             .public(self.public)
-            .user_metadata(self.user_metadata.clone())
             .expires_at(self.expires_at.map(timestamp))
     }
 }

@@ -4,34 +4,45 @@
 //! of changes in memory. The replay after a restart depends on this order. No method blocks: work
 //! that must wait for durability runs as a callback on the disk's writer thread.
 
+mod budget;
 mod checkpoint;
 mod needed;
 mod replay;
 mod request;
 mod undo;
+mod user_limits;
+mod user_store;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tinkex_autodiff::LossProgram;
+use tinkex_wire::rest::UserLimits;
 use tinkex_wire::{LossId, ModelId, RequestId, SamplerId, SessionId, TinkerPath};
 
 use crate::clock::Clock;
 use crate::disk::{Disk, PayloadReader, WriteCallback};
 use crate::error::ServerError;
+use crate::hidden_paths::HiddenPaths;
 use crate::log;
 pub use crate::record::*;
+use crate::user::{Account, KeyId, KeyRecord, UserId};
 use crate::weights::WeightsLocation;
 
+pub use self::budget::{RecordBudget, RecordUsage, cost_of_records, cost_of_request};
 pub use self::needed::NeededBackend;
 pub use self::replay::UnfinishedRequest;
 pub use self::request::{CompletionFeed, RequestEntry, RequestPhase, WriteStatus};
+pub use self::user_limits::{CurrentUse, UnfinishedRequests};
+pub use self::user_store::{AuditEvent, UserStore};
 
 /// The server's state: durable records and the indexes over them.
 pub struct Store {
     pub clock: Clock,
     pub disk: Disk,
+    /// Paths that messages for clients do not contain. The server sets them after the start.
+    pub hidden_paths: Arc<HiddenPaths>,
     pub sessions: HashMap<SessionId, SessionEntry>,
     pub runs: HashMap<ModelId, Tracked<ModelRunRecord>>,
     pub samplers: HashMap<SamplerId, SamplerEntry>,
@@ -47,6 +58,14 @@ pub struct Store {
     /// Unacknowledged completions, by sampling session and clone.
     pub feeds: HashMap<(SamplerId, u64), CompletionFeed>,
     pub usage: BTreeMap<UsageKey, u64>,
+    pub records: RecordBudget,
+    /// API keys, besides the key that the server was started with.
+    pub keys: BTreeMap<KeyId, KeyRecord>,
+    pub limits: BTreeMap<UserId, UserLimits>,
+    /// Newest entries of the audit log, oldest first; at most [`AUDIT_ENTRIES`].
+    pub audit: VecDeque<AuditRecord>,
+    /// Requests without an outcome, by user.
+    pub unfinished: HashMap<UserId, UnfinishedRequests>,
     /// Names of folders that are being written and that no record refers to yet.
     pub unfinished_folders: HashSet<String>,
     /// [Running time](Clock::running) at the end of the replay. A session that was used later has a
@@ -138,6 +157,12 @@ impl Store {
     /// Returns a session if it exists and is open.
     pub fn open_session(&mut self, id: &SessionId) -> Option<&mut SessionEntry> {
         self.sessions.get_mut(id).filter(|session| session.row.end.is_none())
+    }
+
+    /// Returns the account to which the requests of a session are charged.
+    pub fn account(&self, session: &SessionId) -> Account {
+        let owner = self.sessions.get(session).map(|entry| entry.row.owner.clone());
+        Account { owner: owner.unwrap_or_default(), session: session.clone() }
     }
 
     /// Resets the expiry timer of a session.
@@ -249,6 +274,30 @@ impl Store {
                 }
             }),
         );
+    }
+
+    /// Returns the finished requests of the owner of a run: the run's training requests, and the
+    /// samples from its weights. The sampling sessions of an ended session are not known any more; then the samples
+    /// of the run's session are included.
+    pub fn finished_requests_of(&self, run: &ModelRunRecord) -> Vec<RequestId> {
+        let session = self.sessions.get(&run.session);
+        let session_ended = session.is_none_or(|session| session.row.end.is_some());
+        let samples_run = |sampler: &SamplerRecord| {
+            let path = sampler.model_path.as_ref().and_then(|path| path.parse().ok());
+            sampler.run.as_ref() == Some(&run.id)
+                || path.is_some_and(|path: TinkerPath| *path.run() == run.id)
+        };
+        let belongs = |row: &RequestRecord| match &row.scope {
+            SequenceScope::Model(id) => *id == run.id,
+            SequenceScope::Sampler(id) => match self.samplers.get(id) {
+                Some(sampler) => samples_run(&sampler.row),
+                None => session_ended && row.session == run.session,
+            },
+            SequenceScope::CustomLosses(_) => false,
+        };
+        let finished = self.requests.values().filter(|entry| entry.finished_at().is_some());
+        let own = finished.filter(|entry| entry.owner == run.owner);
+        own.filter(|entry| belongs(&entry.row)).map(|entry| entry.row.id.clone()).collect()
     }
 
     /// Returns the runs of a session.

@@ -8,8 +8,9 @@ use tinkex_wire::{ModelId, SessionId};
 use tokio::sync::Notify;
 
 use super::{
-    DELETION_RETENTION, ModelRunRecord, Record, RequestEntry, RequestPhase, RequestRecord,
-    SamplerEntry, SequenceScope, SessionEntry, Store, Tracked, UnixMicros, loss_prefix,
+    AUDIT_ENTRIES, DELETION_RETENTION, ModelRunRecord, Record, RequestEntry, RequestPhase,
+    RequestRecord, SamplerEntry, SequenceScope, SessionEntry, Store, Tracked, UnixMicros,
+    loss_prefix,
 };
 use crate::clock::{Clock, SystemClocks};
 use crate::disk::{Disk, StoredChange, StoredRequest, StoredRows, StoredRun};
@@ -38,6 +39,7 @@ impl Store {
         let mut store = Self {
             clock,
             disk,
+            hidden_paths: Default::default(),
             sessions: Default::default(),
             runs: Default::default(),
             samplers: Default::default(),
@@ -48,6 +50,11 @@ impl Store {
             losses: Default::default(),
             feeds: Default::default(),
             usage: Default::default(),
+            records: Default::default(),
+            keys: Default::default(),
+            limits: Default::default(),
+            audit: Default::default(),
+            unfinished: Default::default(),
             unfinished_folders: Default::default(),
             replayed_at: Default::default(),
             result_bytes: 0,
@@ -70,9 +77,15 @@ impl Store {
             deleted_checkpoints,
             requests,
             usage,
+            keys,
+            users,
+            audit,
             clock: _,
         } = rows;
         self.usage = usage;
+        self.apply_all(keys.into_iter().map(Record::Key).collect());
+        self.apply_all(users.into_iter().map(Record::User).collect());
+        self.audit = audit.into();
         self.deleted_checkpoints = deleted_checkpoints.into_iter().collect();
         for StoredRun { row, last_used } in runs {
             self.runs.insert(row.id.clone(), Tracked::new(row, last_used));
@@ -172,12 +185,29 @@ impl Store {
                 let changed = Arc::new(Notify::new());
                 let phase = RequestPhase::Writing { cancelled: false };
                 let id = row.id.clone();
-                self.requests.insert(id, RequestEntry { row, starts: 0, phase, changed });
+                let owner = self.account(&row.session).owner;
+                let unfinished = self.unfinished.entry(owner.clone()).or_default();
+                unfinished.add(&row);
+                let entry = RequestEntry { row, owner, starts: 0, phase, delivered: None, changed };
+                self.requests.insert(id, entry);
             }
             Record::Result(result) => self.apply_result(&result),
             Record::Usage(amounts) => self.add_usage(&amounts),
+            Record::UsageMerged { before } => self.merge_usage(before),
             Record::RequestsRemoved { ids } => self.drop_requests(&ids),
-            Record::History(_) | Record::Clock(_) => {}
+            Record::Key(key) => drop(self.keys.insert(key.id.clone(), key)),
+            Record::KeyRemoved { id } => drop(self.keys.remove(&id)),
+            Record::User(user) => drop(self.limits.insert(user.id, user.limits)),
+            Record::Audit(entry) => {
+                self.audit.push_back(entry);
+                while self.audit.len() > AUDIT_ENTRIES {
+                    self.audit.pop_front();
+                }
+            }
+            Record::Metadata(_)
+            | Record::MetadataCopied { .. }
+            | Record::History(_)
+            | Record::Clock(_) => {}
         }
     }
 

@@ -9,17 +9,23 @@ use tinkex_wire::{CompletedFuture, RequestFailed, RequestId, ResultPayload, Samp
 use tokio::sync::Notify;
 
 use super::{
-    ChangeRecord, Record, RequestRecord, ResultKind, ResultRecord, SequenceScope, Store, UsageKey,
+    ChangeRecord, MERGED_SESSION, Record, RequestRecord, ResultKind, ResultRecord, SequenceScope,
+    Store, UsageKey,
 };
 use crate::disk::{StoredResult, WriteCallback};
+use crate::user::UserId;
 
 /// An admitted request and its progress.
 #[derive(Debug)]
 pub struct RequestEntry {
     pub row: Arc<RequestRecord>,
+    /// Owner of the session of the request.
+    pub owner: UserId,
     /// How often a server process has restored the request and started to execute it.
     pub starts: u32,
     pub phase: RequestPhase,
+    /// [Running time](crate::clock::Clock::running) at which a client received the outcome last.
+    pub delivered: Option<Duration>,
     /// Notified whenever the phase changes.
     pub changed: Arc<Notify>,
 }
@@ -110,6 +116,7 @@ impl Store {
     /// Removes a request whose write failed.
     pub fn revoke_request(&mut self, id: &RequestId) {
         let Some(entry) = self.requests.remove(id) else { return };
+        self.count_finished(&entry);
         if let Some(sequence) = self.sequences.get_mut(&entry.row.scope) {
             sequence.remove(&entry.row.seq);
         }
@@ -126,6 +133,9 @@ impl Store {
         on_written: WriteCallback,
     ) {
         if let Some(entry) = self.requests.get_mut(&result.request.id) {
+            if let Some(unfinished) = self.unfinished.get_mut(&entry.owner) {
+                unfinished.remove_tokens(&entry.row);
+            }
             entry.phase = RequestPhase::Persisting;
         }
         let number = result.number;
@@ -152,6 +162,13 @@ impl Store {
         // The retention time starts again after a restart: clients could not poll while the server
         // was down.
         let at = self.clock.running();
+        if let Some(entry) = self.requests.get(id) {
+            let unfinished = self.unfinished.get_mut(&entry.owner);
+            // A request whose result is stored twice counts once.
+            if let Some(unfinished) = unfinished.filter(|_| entry.finished_at().is_none()) {
+                unfinished.remove(entry);
+            }
+        }
         let Some(entry) = self.requests.get_mut(id) else { return };
         let request_id = id.clone();
         let completion = match result {
@@ -241,6 +258,7 @@ impl Store {
     /// Drops one request and returns the key of the feed that may announce it.
     fn drop_request(&mut self, id: &RequestId) -> Option<(SamplerId, u64)> {
         let entry = self.requests.remove(id)?;
+        self.count_finished(&entry);
         if let RequestPhase::Ready { payload: Some(_), size, .. } = &entry.phase {
             self.result_bytes -= size;
         }
@@ -271,6 +289,28 @@ impl Store {
         }
     }
 
+    /// Merges the counters of hours before `before`; see [`Record::UsageMerged`].
+    pub(super) fn merge_usage(&mut self, before: i64) {
+        let is_old = |key: &UsageKey| key.hour < before && key.session.as_str() != MERGED_SESSION;
+        let old: Vec<(UsageKey, u64)> = self
+            .usage
+            .iter()
+            .take_while(|(key, _)| key.hour < before)
+            .filter(|(key, _)| is_old(key))
+            .map(|(key, count)| (key.clone(), *count))
+            .collect();
+        for (key, count) in old {
+            self.usage.remove(&key);
+            *self.usage.entry(key.merged()).or_default() += count;
+        }
+    }
+
+    /// Returns whether counters of hours before `before` are not merged yet.
+    pub fn has_unmerged_usage(&self, before: i64) -> bool {
+        let mut old = self.usage.keys().take_while(|key| key.hour < before);
+        old.any(|key| key.session.as_str() != MERGED_SESSION)
+    }
+
     /// Applies the effects of a result on usage counters and on its run.
     pub(super) fn apply_result(&mut self, result: &ResultRecord) {
         self.add_usage(&result.usage);
@@ -280,7 +320,8 @@ impl Store {
         run.row.last_seq = run.row.last_seq.max(Some(row.seq));
         let session = self.sessions.get(&row.session);
         if result.model_changed && session.is_none_or(|entry| entry.row.end.is_none()) {
-            run.changes.insert(row.seq, ChangeRecord { kind: row.kind, body: row.number });
+            let kind = result.change_kind();
+            run.changes.insert(row.seq, ChangeRecord { kind, body: row.number });
         }
     }
 }

@@ -5,12 +5,13 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 
 use bytes::Bytes;
-use tinkex_wire::{CheckpointKind, OptimizerConfig};
+use tinkex_wire::{CheckpointKind, FinishDetails, FinishReason, OptimizerConfig};
 
 use super::*;
 use crate::clock::OperatingSystem;
 use crate::disk::tests::faults::{open_with_failing_commits, wait_for_writer};
 use crate::executor::Executor;
+use crate::user::UserId;
 use crate::weights::RemoteWeights;
 
 fn local(folder: &str) -> WeightsLocation {
@@ -25,9 +26,10 @@ fn on_upstream(path: &str) -> WeightsLocation {
 fn session(n: usize) -> Record {
     Record::Session(SessionRecord {
         id: "s".into(),
+        owner: UserId::default(),
         created_at: 1,
         tags: vec![format!("{n}")],
-        user_metadata: None,
+        metadata_bytes: 0,
         project_id: None,
         display_name: None,
         end: None,
@@ -40,18 +42,22 @@ fn run() -> Record {
         LoraSettings { rank: 4, seed: 1, train_unembed: true, train_mlp: true, train_attn: true };
     Record::Run(ModelRunRecord {
         id: "s:train:0".into(),
+        owner: UserId::default(),
         session: "s".into(),
         number: 0,
         base_model: "m".to_owned(),
         lora,
         optimizer: OptimizerConfig::adamw(),
-        user_metadata: None,
+        metadata_bytes: 0,
+        name: None,
         created_at: 1,
         closed: None,
         snapshot: None,
         last_seq: None,
         project_id: None,
         upstream: None,
+        dropped_pass: None,
+        shared_with: SharedWith::default(),
     })
 }
 
@@ -66,6 +72,7 @@ fn request(id: &str, seq: u64) -> RequestRecord {
         digest: "d".to_owned(),
         seed: 0,
         samples: 0,
+        tokens: 0,
         source: None,
         at: 1,
     }
@@ -81,7 +88,8 @@ fn add_request(store: &mut Store, row: RequestRecord) {
 /// Records the result of a request and returns its payload number.
 fn record_result(store: &mut Store, id: &str, model_changed: bool, payload: &Bytes) -> u64 {
     let meter = UsageMeter::Training;
-    let key = UsageKey { hour: 1, session: "s".into(), base_model: "m".to_owned(), meter };
+    let account = Account { owner: UserId::default(), session: "s".into() };
+    let key = UsageKey::new(1, &account, "m", meter);
     let request = Arc::clone(&store.requests[id].row);
     let number = store.disk.next_payload_number();
     let size = payload.len();
@@ -309,7 +317,7 @@ fn checkpoint(folder: &str) -> CheckpointRecord {
         expires_at: None,
         size_bytes: 1,
         public: false,
-        user_metadata: None,
+        metadata_bytes: 0,
         base_model: run.base_model,
         lora: run.lora,
         optimizer: run.optimizer,
@@ -486,4 +494,213 @@ fn needed_backends_name_the_first_run() {
     let on_engine = &needed[&NeededBackend::EngineModel("m".to_owned())];
     assert_eq!((on_engine.runs, on_engine.requests), (0, 1));
     assert_eq!(needed.len(), 2);
+}
+
+/// Puts records and waits until they are durable.
+fn put_durably(store: &mut Store, records: Vec<Record>) {
+    let (sender, receiver) = mpsc::channel();
+    store.put(records, Box::new(move |written| drop(sender.send(written))));
+    receiver.recv().unwrap().unwrap();
+}
+
+/// Returns a session with this id and metadata of about `bytes` bytes.
+fn session_with_metadata(id: &str, owner: &UserId, bytes: usize) -> Vec<Record> {
+    let metadata = serde_json::json!({"text": "x".repeat(bytes)});
+    let metadata = MetadataRecord::new(id, metadata.as_object());
+    let Record::Session(row) = session(0) else { unreachable!() };
+    let row = SessionRecord {
+        id: id.into(),
+        owner: owner.clone(),
+        metadata_bytes: metadata.bytes(),
+        ..row
+    };
+    vec![Record::Session(row), Record::Metadata(metadata)]
+}
+
+#[test]
+fn metadata_is_removed_with_its_object() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    let owner = UserId::default();
+    put_durably(&mut store, session_with_metadata("s", &owner, 10));
+    let metadata = serde_json::json!({"name": "n"});
+    let of = |object: &str| Record::Metadata(MetadataRecord::new(object, metadata.as_object()));
+    let path = |name: &str| TinkerPath::new("s:train:0", CheckpointKind::Training, name).unwrap();
+    let first = path("a").to_string();
+    let second = path("b").to_string();
+    put_durably(&mut store, vec![run(), of("s:train:0"), of("s:train:01"), of(&first)]);
+    let copied = Record::MetadataCopied { from: path("a"), to: path("b") };
+    put_durably(&mut store, vec![copied]);
+    let exists = |object: &str| store.disk.metadata().get(object, 1).unwrap().is_some();
+    for object in ["s", "s:train:0", "s:train:01", &first, &second] {
+        assert!(exists(object), "{object}");
+    }
+    put_durably(&mut store, vec![Record::CheckpointDeleted { path: path("a"), at: 1 }]);
+    let exists = |object: &str| store.disk.metadata().get(object, 1).unwrap().is_some();
+    assert!(!exists(&first) && exists(&second));
+    put_durably(&mut store, vec![Record::RunDeleted { id: "s:train:0".into() }]);
+    put_durably(&mut store, vec![Record::SessionsRemoved { ids: vec!["s".into()] }]);
+    let exists = |object: &str| store.disk.metadata().get(object, 1).unwrap().is_some();
+    for object in ["s", "s:train:0", &first, &second] {
+        assert!(!exists(object), "{object}");
+    }
+    assert!(exists("s:train:01"), "another run, whose id has the same start");
+}
+
+#[test]
+fn a_user_without_budget_is_refused_and_other_users_are_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    store.limit_records(100_000);
+    let ann = UserId::parse("ann").unwrap();
+    let bob = UserId::parse("bob").unwrap();
+    let create = |store: &mut Store, id: &str, owner: &UserId| {
+        let records = session_with_metadata(id, owner, 30_000);
+        store.reserve_records(owner, cost_of_records(&records))?;
+        put_durably(store, records);
+        Ok::<_, ServerError>(())
+    };
+    for id in ["a", "b", "c"] {
+        create(&mut store, id, &ann).unwrap();
+    }
+    let error = create(&mut store, "d", &ann).unwrap_err();
+    let message = error.to_string();
+    assert!(matches!(error, ServerError::Busy { .. }), "{message}");
+    assert!(message.contains("user ann") && message.contains("limit is 100000"), "{message}");
+    create(&mut store, "e", &bob).unwrap();
+    // The same after a restart.
+    drop(store);
+    let mut store = open(folder.path());
+    store.limit_records(100_000);
+    assert!(create(&mut store, "d", &ann).is_err());
+    assert_eq!(store.records.used()[&ann].sessions, 3);
+    assert_eq!(store.records.used()[&bob].sessions, 1);
+}
+
+/// A client cannot delete ended sessions, so they must not use up its budget for ever.
+#[tokio::test(start_paused = true)]
+async fn ended_sessions_and_received_results_make_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    let owner = UserId::default();
+    put_durably(&mut store, vec![session(0), run()]);
+    for n in 0..3 {
+        let mut records = session_with_metadata(&format!("ended-{n}"), &owner, 10_000);
+        if let Record::Session(row) = &mut records[0] {
+            row.end = Some(SessionEnd::Expired);
+            row.ended_at = Some(n);
+        }
+        put_durably(&mut store, records);
+    }
+    for (id, seq) in [("received", 1), ("not-received", 2)] {
+        add_request(&mut store, request(id, seq));
+        let payload = Bytes::from_static(b"x");
+        let number = record_result(&mut store, id, false, &payload);
+        store.publish(&id.into(), ResultKind::Json, payload, number);
+    }
+    let received = store.requests.get_mut("received").unwrap();
+    received.delivered = Some(Duration::ZERO);
+    store.limit_records(38_000);
+    for _ in 0..90 {
+        tokio::time::advance(crate::clock::TICK).await;
+        store.clock.tick();
+    }
+    store.reserve_records(&owner, 10_000).unwrap();
+    assert!(!store.requests.contains_key("received"));
+    assert!(store.requests.contains_key("not-received"));
+    let left: Vec<String> = store.sessions.keys().map(ToString::to_string).collect();
+    assert!(left.contains(&"s".to_owned()) && !left.contains(&"ended-0".to_owned()), "{left:?}");
+    assert!(left.contains(&"ended-2".to_owned()), "the oldest are removed first: {left:?}");
+}
+
+/// Otherwise two users without budget would make the server count for each of their requests.
+#[test]
+fn records_are_not_counted_for_every_request_of_several_users_without_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    let users = ["ann", "bob"].map(|name| UserId::parse(name).unwrap());
+    for user in &users {
+        put_durably(&mut store, session_with_metadata(user.as_str(), user, 30_000));
+    }
+    store.limit_records(35_000);
+    for user in &users {
+        assert!(store.reserve_records(user, 10_000).is_err());
+    }
+    for user in &users {
+        put_durably(&mut store, vec![Record::SessionsRemoved { ids: vec![user.as_str().into()] }]);
+        assert!(store.reserve_records(user, 10_000).is_err(), "counted again within a second");
+    }
+    store.count_records();
+    for user in &users {
+        store.reserve_records(user, 10_000).unwrap();
+    }
+}
+
+#[test]
+fn texts_count_with_their_length() {
+    let Record::Session(row) = session(0) else { unreachable!() };
+    let cost = |row: &SessionRecord| cost_of_records(&[Record::Session(row.clone())]);
+    let text = || Some("x".repeat(1_000));
+    let end = SessionEnd::Finished(FinishDetails::new(FinishReason::Success, text()));
+    let long =
+        SessionRecord { project_id: text(), display_name: text(), end: Some(end), ..row.clone() };
+    assert_eq!(cost(&long) - cost(&row), 3_000);
+    let Record::Run(row) = run() else { unreachable!() };
+    let cost = |row: &ModelRunRecord| cost_of_records(&[Record::Run(row.clone())]);
+    let mut long = row.clone();
+    long.optimizer.settings.insert("text".to_owned(), text().into());
+    assert!(cost(&long) - cost(&row) >= 1_000);
+}
+
+#[test]
+fn records_without_an_owner_count_for_no_user() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    let path = TinkerPath::new("s:train:0", CheckpointKind::Training, "a").unwrap();
+    put_durably(&mut store, vec![Record::CheckpointDeleted { path, at: 1 }]);
+    assert_eq!(store.deleted_checkpoints.len(), 1);
+    store.count_records();
+    assert!(store.records.used().is_empty(), "{:?}", store.records.used());
+}
+
+#[test]
+fn custom_losses_count_with_their_size() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    put_durably(&mut store, vec![session(0)]);
+    store.count_records();
+    let before = store.records.used()[&UserId::default()].bytes;
+    let scope = SequenceScope::CustomLosses("s".into());
+    let kind = RequestKind::CreateCustomLoss;
+    let number = store.disk.next_payload_number();
+    let row = RequestRecord { number, kind, scope, ..request("loss", 0) };
+    let body = Bytes::from(vec![7; 10_000]);
+    store.add_request(row, vec![], body, ignore_result());
+    flush(&mut store);
+    store.count_records();
+    let used = store.records.used()[&UserId::default()].bytes - before;
+    assert!(used >= 160_000 && used >= cost_of_request(kind, 10_000), "{used} bytes");
+}
+
+#[test]
+fn old_usage_is_merged_by_day() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    let key = |hour, session: &str| {
+        let account = Account { owner: UserId::default(), session: session.into() };
+        UsageKey::new(hour, &account, "m", UsageMeter::Training)
+    };
+    let amounts = vec![(key(24, "a"), 1), (key(25, "a"), 2), (key(47, "b"), 4), (key(48, "b"), 8)];
+    put_durably(&mut store, vec![Record::Usage(amounts)]);
+    assert!(store.has_unmerged_usage(48));
+    put_durably(&mut store, vec![Record::UsageMerged { before: 48 }]);
+    // Usage that is counted late is added.
+    put_durably(&mut store, vec![Record::Usage(vec![(key(30, "c"), 16)])]);
+    put_durably(&mut store, vec![Record::UsageMerged { before: 48 }]);
+    assert!(!store.has_unmerged_usage(48));
+    let expected = [(key(24, MERGED_SESSION), 23), (key(48, "b"), 8)];
+    assert_eq!(store.usage, expected.into_iter().collect());
+    let usage = store.usage.clone();
+    drop(store);
+    assert_eq!(open(folder.path()).usage, usage);
 }

@@ -3,6 +3,7 @@
 use std::collections::hash_map;
 
 use super::{CheckpointRecord, Record, Store};
+use crate::user::KeyRecord;
 
 /// Function that restores the entries that records replaced.
 pub(super) type Undo = Box<dyn FnOnce(&mut Store) + Send>;
@@ -62,7 +63,32 @@ impl Store {
                         };
                     }));
                 }
+                Record::Key(KeyRecord { id, .. }) | Record::KeyRemoved { id } => {
+                    let old = self.keys.get(id).cloned();
+                    let id = id.clone();
+                    undo.push(Box::new(move |store| match old {
+                        Some(old) => drop(store.keys.insert(id, old)),
+                        None => drop(store.keys.remove(&id)),
+                    }));
+                }
+                Record::User(row) => {
+                    let old = self.limits.get(&row.id).copied();
+                    let id = row.id.clone();
+                    undo.push(Box::new(move |store| match old {
+                        Some(old) => drop(store.limits.insert(id, old)),
+                        None => drop(store.limits.remove(&id)),
+                    }));
+                }
+                Record::Audit(entry) => {
+                    let number = entry.number;
+                    undo.push(Box::new(move |store| {
+                        store.audit.retain(|entry| entry.number != number);
+                    }));
+                }
                 Record::SessionsRemoved { .. }
+                | Record::Metadata(_)
+                | Record::MetadataCopied { .. }
+                | Record::UsageMerged { .. }
                 | Record::Request(_)
                 | Record::RequestsStarted { .. }
                 | Record::Result(_)

@@ -40,6 +40,9 @@ const PLAIN_TEMPLATE: &str = "\
 {%- endfor -%}
 {% if add_generation_prompt %}Assistant:{% endif %}";
 
+/// Maximum size of a rendered conversation in bytes, unless [`ChatFormat::max_bytes`] sets another.
+const MAX_BYTES: usize = 64 << 20;
+
 /// Name of the template for conversations with tools, in models with several templates.
 const TOOL_TEMPLATE_NAME: &str = "tool_use";
 
@@ -63,6 +66,8 @@ pub struct ChatFormat {
     tools: Option<Value>,
     variables: Vec<(String, Value)>,
     now: Option<SystemTime>,
+    /// Maximum size of a rendered conversation in bytes.
+    max_bytes: usize,
 }
 
 impl Tokenizer {
@@ -131,6 +136,7 @@ impl ChatFormat {
             tools: None,
             variables: Vec::new(),
             now: None,
+            max_bytes: MAX_BYTES,
         })
     }
 
@@ -169,6 +175,14 @@ impl ChatFormat {
     #[must_use]
     pub fn date(mut self, now: SystemTime) -> Self {
         self.now = Some(now);
+        self
+    }
+
+    /// Sets the maximum size of a rendered conversation in bytes (default 64 MiB). A conversation
+    /// for which the template writes more is refused, before the rest is written.
+    #[must_use]
+    pub fn max_bytes(mut self, max: usize) -> Self {
+        self.max_bytes = max;
         self
     }
 
@@ -258,7 +272,7 @@ impl ChatFormat {
             .into_iter()
             .chain(tokens.map(|(name, token)| (name, Value::from(token.as_str()))))
             .chain(self.variables.iter().map(|(name, value)| (name.as_str(), value.clone())));
-        let rendered = self.template().render(Value::from_pairs(context));
+        let rendered = self.template().render(Value::from_pairs(context), self.max_bytes);
         rendered.map_err(|error| error.during("rendering the conversation"))
     }
 }

@@ -2,14 +2,15 @@
 //!
 //! Templates come with models and are written for Python's Jinja as `transformers` configures it;
 //! see [`super::python`] for the Python functions that they use. Templates are untrusted: they can
-//! read only their context, and the number of steps they run is limited.
+//! read only their context, and the steps that they run and the bytes that they write are limited.
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::{Environment, Value};
+use minijinja::{Environment, Output, State, Value};
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -18,6 +19,9 @@ use super::python;
 /// Maximum number of steps of one rendering. A message takes a few hundred steps.
 const FUEL: u64 = 20_000_000;
 const NAME: &str = "chat_template";
+/// Maximum number of bytes of all values that one rendering prints. The output of a rendering has
+/// its own limit; this limit bounds the text that a template captures, as `{% set %}` blocks do.
+const MAX_PRINTED: usize = 64 << 20;
 
 /// A compiled template.
 pub(crate) struct Template {
@@ -47,7 +51,7 @@ impl Template {
         environment.set_syntax(syntax.map_err(|error| malformed(&error))?);
         environment.set_fuel(Some(fuel));
         environment.set_unknown_method_callback(python::method);
-        environment.set_formatter(python::print);
+        environment.set_formatter(print);
         environment.add_filter("tojson", python::tojson);
         environment.add_function(
             "raise_exception",
@@ -77,9 +81,16 @@ impl Template {
         self.marks.is_some()
     }
 
-    pub(crate) fn render(&self, context: Value) -> Result<Rendered> {
+    /// Renders a text of at most `limit` bytes.
+    pub(crate) fn render(&self, context: Value, limit: usize) -> Result<Rendered> {
         let template = self.environment.get_template(NAME).map_err(|error| malformed(&error))?;
-        let text = template.render(context).map_err(|error| failed(&error))?;
+        let mut out = LimitedText { bytes: Vec::new(), limit };
+        let rendered = template.render_captured_to(context, &mut out);
+        rendered.map_err(|error| failed(&error))?;
+        let text = String::from_utf8(out.bytes).map_err(|error| {
+            let message = format!("the chat template wrote text that is not UTF-8: {error}");
+            Error::new(ErrorKind::InvalidInput, message)
+        })?;
         match &self.marks {
             None => Ok(Rendered { text, generated: Vec::new() }),
             Some((before, after)) => unmark(&text, before, after),
@@ -140,6 +151,58 @@ fn unmark(text: &str, before: &str, after: &str) -> Result<Rendered> {
     Ok(Rendered { text: out, generated })
 }
 
+/// Text of a rendering, up to a limit.
+struct LimitedText {
+    bytes: Vec<u8>,
+    /// Maximum number of bytes.
+    limit: usize,
+}
+
+impl io::Write for LimitedText {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        if text.len() > self.limit - self.bytes.len() {
+            return Err(io::Error::other(TooMuchText(self.limit)));
+        }
+        self.bytes.extend_from_slice(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Bytes of the values that a rendering has printed.
+#[derive(Default)]
+struct PrintedBytes(usize);
+
+/// Prints a value as Python does, within [`MAX_PRINTED`].
+fn print(
+    out: &mut Output<'_>,
+    state: &mut State<'_, '_>,
+    value: &Value,
+) -> std::result::Result<(), minijinja::Error> {
+    let PrintedBytes(printed) = state.get_or_insert_extension_with(PrintedBytes::default);
+    *printed = printed.saturating_add(value.as_str().map_or(0, str::len));
+    if *printed > MAX_PRINTED {
+        let error = minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, "too much text");
+        return Err(error.with_source(TooMuchText(MAX_PRINTED)));
+    }
+    python::print(out, state, value)
+}
+
+/// Error of a template that writes more than this number of bytes.
+#[derive(Debug)]
+struct TooMuchText(usize);
+
+impl fmt::Display for TooMuchText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the chat template writes more than {} bytes for this conversation", self.0)
+    }
+}
+
+impl std::error::Error for TooMuchText {}
+
 /// Error of `raise_exception`, with which templates reject a conversation: its message.
 #[derive(Debug)]
 struct RaisedException(String);
@@ -157,11 +220,22 @@ fn malformed(error: &minijinja::Error) -> Error {
 }
 
 fn failed(error: &minijinja::Error) -> Error {
+    if error.kind() == minijinja::ErrorKind::OutOfFuel {
+        let message =
+            format!("the chat template runs more than {FUEL} steps for this conversation");
+        return Error::new(ErrorKind::InvalidInput, message);
+    }
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
         if let Some(RaisedException(message)) = error.downcast_ref() {
             let message = format!("the chat template rejected the conversation: {message}");
             return Error::new(ErrorKind::InvalidInput, message);
+        }
+        // An I/O error does not return the error that it wraps as its source.
+        let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        let limit = error.downcast_ref::<TooMuchText>();
+        if let Some(limit) = limit.or_else(|| wrapped?.downcast_ref()) {
+            return Error::new(ErrorKind::TooLong, limit.to_string());
         }
         cause = error.source();
     }
@@ -176,7 +250,7 @@ mod tests {
     use super::*;
 
     fn render(source: &str, context: Value) -> Result<String> {
-        Template::compile(source)?.render(context).map(|rendered| rendered.text)
+        Template::compile(source)?.render(context, 1 << 20).map(|rendered| rendered.text)
     }
 
     #[test]
@@ -245,14 +319,37 @@ mod tests {
     fn the_number_of_steps_is_limited() {
         let source = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}\
                       {% set x = c %}{% endfor %}{% endfor %}{% endfor %}";
-        assert!(Template::with_fuel(source, 10_000).unwrap().render(context!()).is_err());
+        let error =
+            Template::with_fuel(source, 10_000).unwrap().render(context!(), 1 << 20).unwrap_err();
+        assert!(error.to_string().contains("steps for this conversation"), "{error}");
+    }
+
+    #[test]
+    fn the_size_of_the_text_is_limited() {
+        let template = Template::compile("{{ text }}{{ text }}").unwrap();
+        let render = |limit| template.render(context! { text => "four" }, limit);
+        assert_eq!(render(8).unwrap().text, "fourfour");
+        let error = render(7).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TooLong);
+        assert!(error.to_string().contains("writes more than 7 bytes"), "{error}");
+        let raw = "{% for a in range(9999) %}raw text{% endfor %}";
+        assert!(Template::compile(raw).unwrap().render(context!(), 70_000).is_err());
+    }
+
+    #[test]
+    fn the_size_of_captured_text_is_limited() {
+        let source = "{% set all %}{% for a in range(9999) %}{{ text }}{% endfor %}{% endset %}";
+        let text = "x".repeat(MAX_PRINTED / 9_999 + 1);
+        let template = Template::compile(source).unwrap();
+        let error = template.render(context! { text => text }, 1 << 20).unwrap_err();
+        assert!(error.to_string().contains("writes more than"), "{error}");
     }
 
     #[test]
     fn generated_text_is_located_where_the_template_marks_it() {
         let source = "a\n{%- generation -%}\n  bé\n{%- endgeneration %}\nc{% generation %}d{% endgeneration %}";
         let template = Template::compile(source).unwrap();
-        let rendered = template.render(context!()).unwrap();
+        let rendered = template.render(context!(), 1 << 20).unwrap();
         assert_eq!(rendered.text, "abécd");
         let marked: Vec<_> = rendered.generated.iter().map(|r| &rendered.text[r.clone()]).collect();
         assert_eq!(marked, ["bé", "d"]);

@@ -9,7 +9,7 @@ mod token_bytes;
 
 use std::fmt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tinkex_wire::Tokens;
 use tokenizers::Tokenizer as Core;
@@ -45,6 +45,8 @@ struct TokenizerInner {
     core: Core,
     files: TokenizerFiles,
     token_bytes: TokenBytes,
+    /// Result of [`Tokenizer::max_token_bytes`].
+    max_token_bytes: OnceLock<Option<usize>>,
 }
 
 impl Tokenizer {
@@ -95,7 +97,8 @@ impl Tokenizer {
         core.with_truncation(None).map_err(|error| malformed(&name, &*error))?;
         core.with_padding(None);
         let token_bytes = TokenBytes::new(&core);
-        Ok(Self(Arc::new(TokenizerInner { name, core, files, token_bytes })))
+        let max_token_bytes = OnceLock::new();
+        Ok(Self(Arc::new(TokenizerInner { name, core, files, token_bytes, max_token_bytes })))
     }
 
     /// Sets the name of a tokenizer that has not been cloned yet, for example the repository that
@@ -112,6 +115,32 @@ impl Tokenizer {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// Memory that encoding needs at its peak, in bytes per byte of the text: at most a token per
+    /// byte, and the positions of every byte before and after normalization.
+    pub const ENCODING_BYTES: usize = 384;
+
+    /// Returns the size of the longest token in bytes; `None` if a token may stand for a text of any
+    /// length, as in word-level tokenizers. The first call reads the whole vocabulary.
+    #[must_use]
+    pub fn max_token_bytes(&self) -> Option<usize> {
+        let longest = || {
+            let added = self.0.core.get_added_vocabulary().get_added_tokens_decoder();
+            let added = added.values().map(|token| token.content.len());
+            let vocabulary = self.0.core.get_vocab(false);
+            let tokens = vocabulary.keys().map(|token| self.0.token_bytes.len(token));
+            tokens.chain(added.map(Some)).try_fold(1, |longest, len| Some(longest.max(len?)))
+        };
+        *self.0.max_token_bytes.get_or_init(longest)
+    }
+
+    /// Returns the size in bytes beyond which every text has more than `tokens` tokens. Use it to
+    /// refuse a text before encoding, which needs [`ENCODING_BYTES`](Self::ENCODING_BYTES) of memory
+    /// per byte. `None` if the tokenizer has no such size.
+    #[must_use]
+    pub fn max_text_bytes(&self, tokens: usize) -> Option<usize> {
+        self.max_token_bytes().map(|longest| longest.saturating_mul(tokens))
     }
 
     /// Encodes a text, with the special tokens that the tokenizer adds to every text (often one at

@@ -69,6 +69,16 @@ impl TokenBytes {
             TokenAlphabet::Words => None,
         }
     }
+
+    /// Returns the number of bytes of the text that a token stands for, or more; `None` if it is
+    /// not limited.
+    pub(crate) fn len(&self, token: &str) -> Option<usize> {
+        match &self.alphabet {
+            TokenAlphabet::ByteLevel(_) => Some(token.chars().count()),
+            TokenAlphabet::SentencePiece => Some(token.len()),
+            TokenAlphabet::Words => None,
+        }
+    }
 }
 
 /// Returns whether a decoder, or any decoder of a sequence, matches.

@@ -108,7 +108,8 @@ impl NetworkBuilder {
     }
 
     /// Sends all requests through the proxy at `url`, which may contain a user name and a password.
-    /// By default `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` set the proxies.
+    /// By default `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY` set the proxies, which do
+    /// not apply to loopback addresses.
     pub fn proxy(mut self, url: impl Into<String>) -> Self {
         self.proxy = ProxySource::Url(url.into());
         self
@@ -199,11 +200,16 @@ fn proxy(name: &str, url: &str, make: MakeProxy) -> Result<reqwest::Proxy> {
     make(url).map_err(|_| Error::new(ErrorKind::Config, format!("{name} is not a valid URL")))
 }
 
+/// Hosts that the proxies of environment variables never apply to, in the form of `NO_PROXY`. A
+/// proxy on another machine cannot reach them, and would receive the API key in plain text.
+const LOOPBACK: &str = "localhost,127.0.0.0/8,::1,::ffff:127.0.0.0/104";
+
 /// Returns the proxies that `HTTP_PROXY`, `HTTPS_PROXY` and `ALL_PROXY` set. They do not apply to
-/// the hosts in `NO_PROXY`. Upper and lower case names are accepted.
+/// the hosts in `NO_PROXY` and to loopback addresses. Upper and lower case names are accepted.
 fn proxies(env: &Env) -> Result<Vec<reqwest::Proxy>> {
     let get = |name: &str| env.get(name).or_else(|| env.get(&name.to_ascii_lowercase()));
-    let exceptions = || reqwest::NoProxy::from_string(get("NO_PROXY").unwrap_or_default());
+    let exceptions = format!("{},{LOOPBACK}", get("NO_PROXY").unwrap_or_default());
+    let exceptions = || reqwest::NoProxy::from_string(&exceptions);
     let kinds: [(&str, MakeProxy); 3] = [
         ("HTTP_PROXY", |url| reqwest::Proxy::http(url)),
         ("HTTPS_PROXY", |url| reqwest::Proxy::https(url)),

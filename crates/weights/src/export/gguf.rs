@@ -18,6 +18,9 @@ use crate::{
     RopeScaling, StoredAdapter, gguf_tensor_name,
 };
 
+/// `beta_fast` and `beta_slow` with which llama.cpp computes YaRN. It ignores other values in a file.
+const LLAMA_CPP_YARN_BETAS: [f64; 2] = [32.0, 1.0];
+
 /// The content of a GGUF file.
 #[derive(Debug)]
 pub(super) struct GgufContent {
@@ -156,10 +159,32 @@ fn needs_more_bits(name: &str, layers: usize, is_tied: bool) -> bool {
 /// a description of the first problem.
 pub(super) fn check_architecture(config: &ModelConfig) -> Result<(), String> {
     let name = config.architecture.model_type();
-    if matches!(config.rope.scaling, RopeScaling::Yarn { truncate: false, .. }) {
+    if let &RopeScaling::Yarn { truncate, beta_fast, beta_slow, .. } = &config.rope.scaling {
+        if !truncate {
+            return Err(
+                "GGUF cannot store rope_scaling with truncate false; choose format hf".to_owned()
+            );
+        }
+        if [beta_fast, beta_slow] != LLAMA_CPP_YARN_BETAS {
+            let [fast, slow] = LLAMA_CPP_YARN_BETAS;
+            return Err(format!(
+                "rope_scaling has beta_fast {beta_fast} and beta_slow {beta_slow}, but llama.cpp \
+                 always computes with {fast} and {slow}; choose format hf"
+            ));
+        }
+    }
+    if config.norm_eps == 0.0 {
         return Err(
-            "GGUF cannot store rope_scaling with truncate false; choose format hf".to_owned()
+            "llama.cpp cannot load a model with rms_norm_eps 0; choose format hf".to_owned()
         );
+    }
+    let attention_width = config.heads * config.head_dim;
+    if config.architecture == Architecture::Qwen2 && attention_width != config.hidden_size {
+        return Err(format!(
+            "the heads have {attention_width} dimensions together, but llama.cpp's {name} models \
+             need hidden_size, which is {}; choose format hf",
+            config.hidden_size
+        ));
     }
     if config.architecture == Architecture::Llama {
         return Ok(());
@@ -285,6 +310,22 @@ pub(super) fn read_json(path: &Path) -> Result<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn wide_heads_are_refused_where_llama_cpp_has_none() {
+        let config = |architecture: &str, head_dim: usize| {
+            let text = serde_json::json!({
+                "architectures": [format!("{architecture}ForCausalLM")], "vocab_size": 8,
+                "hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 1,
+                "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": head_dim,
+            });
+            ModelConfig::parse(text.to_string().as_bytes(), "config.json").unwrap()
+        };
+        check_architecture(&config("Qwen2", 8)).unwrap();
+        check_architecture(&config("Qwen3", 16)).unwrap();
+        let error = check_architecture(&config("Qwen2", 16)).unwrap_err();
+        assert!(error.contains("64 dimensions together, but llama.cpp's qwen2"), "{error}");
+    }
 
     #[test]
     fn element_types_are_those_of_llama_cpp() {

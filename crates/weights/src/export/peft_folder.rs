@@ -8,7 +8,8 @@ use crate::adapter::{CONFIG, TENSORS, matrix_name};
 use crate::{AdapterConversion, Result, StoredAdapter};
 
 /// Returns the files of the folder. The tensors keep their values and element types. The file of an
-/// adapter whose tensors already have the names of `peft` is copied unchanged.
+/// adapter whose tensors already have the names of `peft` is copied unchanged. Frozen weights of the
+/// base model are left out.
 pub(super) fn files(
     folder: &Path,
     adapter: &StoredAdapter,
@@ -21,7 +22,7 @@ pub(super) fn files(
             tensors.push((stored.name().to_owned(), matrix_name(module, matrix)));
         }
     }
-    let is_unchanged = tensors.iter().all(|(source, name)| source == name);
+    let is_unchanged = !adapter.has_frozen() && tensors.iter().all(|(source, name)| source == name);
     let conversion = AdapterConversion::open(folder)?;
     Ok(vec![
         OutputFile::text("README.md", card.adapter()),

@@ -104,7 +104,7 @@ impl MergePlan {
             tensor.module = Some(module.to_owned());
         }
         match modules.first() {
-            None => Ok(()),
+            None => adapter.check_frozen(|name| self.base.tensor(name)),
             Some(module) => Err(failed(format!(
                 "it adapts {module}, which is not a linear layer of the base model in {} ({} \
                  layers); {}",

@@ -89,6 +89,9 @@ impl Metadata<'_> {
         if self.optional_size("expert_count")?.is_some_and(|count| count > 0) {
             return Err("mixture-of-experts models are not supported".to_owned());
         }
+        if self.get("attention.causal").is_some_and(|causal| causal.as_bool() != Some(true)) {
+            return Err(self.invalid("attention.causal", "true"));
+        }
         let heads = self.size("attention.head_count")?;
         let hidden_size = self.size("embedding_length")?;
         let head_dim = match self.optional_size("attention.key_length")? {
@@ -201,10 +204,6 @@ impl Metadata<'_> {
         if theta <= 1.0 {
             return Err(self.invalid("rope.freq_base", "more than 1"));
         }
-        if self.file.contains(ROPE_FACTORS) {
-            let factors = self.rope_factors(head_dim)?;
-            return Ok(Rope { theta, scaling: RopeScaling::Factors(factors) });
-        }
         let factor = match self.positive("rope.scaling.factor")? {
             Some(factor) => Some(factor),
             None => self.positive("rope.scale_linear")?,
@@ -214,6 +213,19 @@ impl Metadata<'_> {
             None => "none",
             Some(kind) => kind.as_str().ok_or_else(|| self.invalid("rope.scaling.type", "text"))?,
         };
+        if kind != "yarn" && self.positive("rope.scaling.attn_factor")?.unwrap_or(1.0) != 1.0 {
+            return Err(self.invalid("rope.scaling.attn_factor", "1 without yarn scaling"));
+        }
+        if self.file.contains(ROPE_FACTORS) {
+            let scales = factor.is_some_and(|factor| factor != 1.0);
+            if kind == "yarn" || (kind == "linear" && scales) {
+                return Err(format!(
+                    "tensor {ROPE_FACTORS} and {kind} scaling of positions cannot be combined"
+                ));
+            }
+            let factors = self.rope_factors(head_dim)?;
+            return Ok(Rope { theta, scaling: RopeScaling::Factors(factors) });
+        }
         let factor = || factor.ok_or_else(|| self.invalid("rope.scaling.factor", "a number"));
         let scaling = match kind {
             "none" => RopeScaling::None,

@@ -45,7 +45,8 @@ impl GgufModel {
         Ok(model)
     }
 
-    /// Checks the tensors of the architecture, and warns about all others.
+    /// Checks the tensors of the architecture. Refuses other tensors that would change the result,
+    /// and warns about the rest.
     fn check(&mut self) -> Result<()> {
         let mut known = BTreeSet::from([ROPE_FACTORS.to_owned()]);
         for (name, shape) in self.config.tensors() {
@@ -53,6 +54,14 @@ impl GgufModel {
             known.insert(stored.name().to_owned());
         }
         let unused: Vec<&str> = self.file.names().filter(|name| !known.contains(*name)).collect();
+        if let Some(name) = unused.iter().find(|name| changes_result(name)) {
+            let reason = format!(
+                "tensor {name} changes the result of the model, but the architecture {} does not \
+                 have it",
+                self.config.architecture.model_type()
+            );
+            return Err(Error::bad_file(self.file.path(), reason));
+        }
         if let Some(first) = unused.first() {
             let path = self.file.path().display();
             let count = unused.len();
@@ -113,4 +122,10 @@ impl GgufModel {
     pub fn tokenizer_files(&self) -> Result<GgufTokenizerFiles> {
         tokenizer_files(&self.file, &self.config)
     }
+}
+
+/// Returns whether a tensor that the architecture does not have would change the result: biases and
+/// scales are added to, and multiplied with, the outputs of layers that the architecture does have.
+fn changes_result(name: &str) -> bool {
+    [".bias", ".scale"].iter().any(|suffix| name.ends_with(suffix))
 }

@@ -136,7 +136,9 @@ pub(super) fn fit_scale<const N: usize>(values: &[f32; N], max: f32) -> f32 {
             best = (xl * xl / l2, xl / l2);
         }
     }
-    best.1
+    // The sums overflow for values that the format cannot hold. Return their plain scale, which
+    // overflows f16, so that the caller finds an infinite scale instead of zeros.
+    if best.1.is_finite() && best.1 != 0.0 { best.1 } else { -largest / max }
 }
 
 /// Returns the sums of the terms that `terms` returns for each value and its importance. `N` must

@@ -218,6 +218,21 @@ mod tests {
         }
     }
 
+    /// Bug: values whose sums overflow f32 became zeros in Q6_K.
+    #[test]
+    fn values_that_a_format_cannot_hold_give_scales_that_are_not_finite() {
+        for format in BlockFormat::ALL {
+            for value in [1e10_f32, 6e18, 1e30, f32::MAX] {
+                let values: Vec<f32> = (0..format.block_len())
+                    .map(|i| if i % 2 == 0 { value } else { -value / 3.0 })
+                    .collect();
+                let mut bytes = vec![0; format.block_bytes()];
+                format.encode(&values, &mut bytes);
+                assert!(!format.is_finite(&bytes), "{} {value}", format.name());
+            }
+        }
+    }
+
     #[test]
     #[should_panic(expected = "bytes of 33 weights in Q8_0")]
     fn partial_blocks_are_rejected() {

@@ -1,4 +1,4 @@
-//! Copies a safetensors file with other tensor names.
+//! Copies a safetensors file with other tensor names, or without some of its tensors.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde_json::json;
 
+use super::header::TensorEntry;
 use super::read::{TensorFile, TensorFileBytes};
 use crate::atomic::write_file;
 use crate::{Error, Result};
@@ -15,8 +16,9 @@ use crate::{Error, Result};
 const BUFFER: usize = 1 << 20;
 
 impl TensorFile {
-    /// Writes a copy of the file to `path`, with the names that `rename` returns. Atomically
-    /// replaces the file at `path`, which may be this one.
+    /// Writes a copy of the file to `path`, with the names that `rename` returns and without the
+    /// tensors for which it returns `None`. Atomically replaces the file at `path`, which may be this
+    /// one.
     ///
     /// The data is copied in pieces of 1 MiB.
     ///
@@ -26,7 +28,9 @@ impl TensorFile {
     /// # let path = folder.path().join("x.safetensors");
     /// # let values = TensorSlice::F32(&[1.0, -2.0]);
     /// # write_tensors(&path, &[NamedTensor { name: "old", shape: &[2, 1], values }], &[])?;
-    /// TensorFile::open(&path)?.write_renamed(&path, |name| name.replace("old", "new").into())?;
+    /// TensorFile::open(&path)?.write_renamed(&path, |name| {
+    ///     Some(name.replace("old", "new").into())
+    /// })?;
     /// assert_eq!(TensorFile::open(&path)?.tensor("new")?.to_f32()?, [1.0, -2.0]);
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
@@ -37,33 +41,42 @@ impl TensorFile {
     pub fn write_renamed<'a>(
         &'a self,
         path: impl AsRef<Path>,
-        rename: impl Fn(&'a str) -> Cow<'a, str>,
+        rename: impl Fn(&'a str) -> Option<Cow<'a, str>>,
     ) -> Result<()> {
-        let header = self.renamed_header(rename)?;
+        let mut kept: Vec<(Cow<'a, str>, &TensorEntry)> = self
+            .header
+            .tensors
+            .iter()
+            .filter_map(|(name, entry)| Some((rename(name)?, entry)))
+            .collect();
+        kept.sort_by_key(|(_, entry)| (entry.start, entry.end));
+        let header = self.renamed_header(&kept)?;
         write_file(path.as_ref(), |out| {
             out.write_all(&(header.len() as u64).to_le_bytes())?;
             out.write_all(&header)?;
-            self.copy_data(out)
+            kept.iter().try_for_each(|(_, entry)| self.copy_data(entry, out))
         })
     }
 
-    /// Returns the JSON header with other names.
-    fn renamed_header<'a>(&'a self, rename: impl Fn(&'a str) -> Cow<'a, str>) -> Result<Vec<u8>> {
+    /// Returns the JSON header of the tensors `kept`, which are in the order of their data.
+    fn renamed_header(&self, kept: &[(Cow<'_, str>, &TensorEntry)]) -> Result<Vec<u8>> {
         let mut entries = BTreeMap::new();
-        for (name, entry) in &self.header.tensors {
-            let renamed = rename(name);
+        let mut start = 0;
+        for (renamed, entry) in kept {
+            let end = start + (entry.end - entry.start);
             let value = json!({
                 "dtype": entry.dtype.name(),
                 "shape": entry.shape,
-                "data_offsets": [entry.start, entry.end],
+                "data_offsets": [start, end],
             });
-            if renamed == "__metadata__" || entries.contains_key(&renamed) {
+            start = end;
+            if renamed == "__metadata__" || entries.contains_key(renamed) {
                 return Err(Error::invalid_tensor(
-                    &renamed,
+                    renamed,
                     "the name is already taken or reserved",
                 ));
             }
-            entries.insert(renamed, value);
+            entries.insert(renamed.clone(), value);
         }
         if !self.header.metadata.is_empty() {
             entries.insert("__metadata__".into(), json!(self.header.metadata));
@@ -78,14 +91,17 @@ impl TensorFile {
         Ok(text)
     }
 
-    /// Writes the data of all tensors to `out`.
-    fn copy_data(&self, out: &mut dyn Write) -> io::Result<()> {
+    /// Writes the data of a tensor to `out`.
+    fn copy_data(&self, entry: &TensorEntry, out: &mut dyn Write) -> io::Result<()> {
+        let start = self.data_start + entry.start;
+        let mut remaining = entry.end - entry.start;
         let mut file = match &self.source {
             TensorFileBytes::File(file) => file,
-            TensorFileBytes::Static(bytes) => return out.write_all(&bytes[self.data_start..]),
+            TensorFileBytes::Static(bytes) => {
+                return out.write_all(&bytes[start..start + remaining]);
+            }
         };
-        let mut remaining = self.header.tensors.values().map(|entry| entry.end).max().unwrap_or(0);
-        file.seek(SeekFrom::Start(self.data_start as u64))?;
+        file.seek(SeekFrom::Start(start as u64))?;
         let mut buffer = vec![0; BUFFER.min(remaining)];
         while remaining > 0 {
             let piece = &mut buffer[..BUFFER.min(remaining)];

@@ -254,7 +254,7 @@ fn a_peft_adapter_is_copied_unchanged_and_the_services_names_are_replaced() {
 
     let service = out.path().join("service");
     fs::create_dir(&service).unwrap();
-    let name = |name: &str| name.replace(".lm_head.", ".model.unembed_tokens.").into();
+    let name = |name: &str| Some(name.replace(".lm_head.", ".model.unembed_tokens.").into());
     let tensors = "adapter_model.safetensors";
     let file = TensorFile::open(adapter.join(tensors)).unwrap();
     file.write_renamed(service.join(tensors), name).unwrap();

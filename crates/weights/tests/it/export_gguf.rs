@@ -155,8 +155,8 @@ fn context_extensions_are_stored() {
         "original_max_position_embeddings": 64,
     });
     let custom = json!({
-        "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 2.5, "beta_fast": 24.0,
-        "beta_slow": 2.0, "attention_factor": 1.25, "original_max_position_embeddings": 100,
+        "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 2.5,
+        "attention_factor": 1.25, "original_max_position_embeddings": 100,
     });
     let linear = json!({ "rope_type": "linear", "rope_theta": 10_000.0, "factor": 3.0 });
     let llama3 = json!({
@@ -246,4 +246,15 @@ fn models_that_llama_cpp_refuses_are_refused() {
     change_json(&base, "config.json", &json!({ "rope_parameters": settings }));
     let text = error(&base, "llama");
     assert!(text.contains("GGUF cannot store rope_scaling with truncate false"), "{text}");
+    let settings = json!({
+        "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "beta_fast": 16.0,
+        "original_max_position_embeddings": 64,
+    });
+    change_json(&base, "config.json", &json!({ "rope_parameters": settings }));
+    let text = error(&base, "llama");
+    assert!(text.contains("beta_fast 16 and beta_slow 1, but llama.cpp always computes"), "{text}");
+    let base = copy_of("llama");
+    change_json(&base, "config.json", &json!({ "rms_norm_eps": 0.0 }));
+    let text = error(&base, "llama");
+    assert!(text.contains("llama.cpp cannot load a model with rms_norm_eps 0"), "{text}");
 }

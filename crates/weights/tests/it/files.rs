@@ -54,7 +54,8 @@ fn the_services_name_of_the_unembedding_is_accepted() {
     let ours = tempfile::tempdir().unwrap();
     save(ours.path(), &adapter);
     let path = ours.path().join("adapter_model.safetensors");
-    let service_name = |name: &str| name.replace(".lm_head.", ".model.unembed_tokens.").into();
+    let service_name =
+        |name: &str| Some(name.replace(".lm_head.", ".model.unembed_tokens.").into());
     TensorFile::open(&path).unwrap().write_renamed(&path, service_name).unwrap();
     let file = TensorFile::open(&path).unwrap();
     assert!(file.get("base_model.model.model.unembed_tokens.lora_A.weight").is_some());

@@ -174,6 +174,8 @@ fn unsuitable_files_are_refused_by_name() {
         ("qwen2.attention.layer_norm_rms_epsilon", f32::NAN.into(), "rms_epsilon"),
         ("tokenizer.ggml.eos_token_id", "2".into(), "is \"2\" (string), expected a token id"),
         ("split.count", 3_u32.into(), "one of 3 parts"),
+        ("qwen2.attention.causal", false.into(), "attention.causal is false"),
+        ("qwen2.rope.scaling.attn_factor", 1.5_f32.into(), "expected 1 without yarn scaling"),
     ] {
         let error = open(&set(key, value)).unwrap_err();
         assert!(!matches!(error, Error::Io { .. }), "{error}");
@@ -184,6 +186,24 @@ fn unsuitable_files_are_refused_by_name() {
         copy.tensors.push(vec![0; 4]);
     });
     assert!(extra.unwrap().warnings()[0].contains("blk.0.extra"));
+    for name in ["output.bias", "blk.1.attn_output.bias", "blk.0.ffn_up.scale"] {
+        let error = open(&|copy| {
+            copy.writer.tensor(name, DType::F32, &[1]).unwrap();
+            copy.tensors.push(vec![0; 4]);
+        });
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(&format!("tensor {name} changes the result")), "{error}");
+    }
+    for kind in ["linear", "yarn"] {
+        let error = open(&|copy| {
+            copy.writer.tensor("rope_freqs.weight", DType::F32, &[4]).unwrap();
+            copy.tensors.push([1.0_f32; 4].iter().flat_map(|value| value.to_le_bytes()).collect());
+            copy.writer.metadata("qwen2.rope.scaling.type", kind);
+            copy.writer.metadata("qwen2.rope.scaling.factor", 4.0_f32);
+        });
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(&format!("rope_freqs.weight and {kind} scaling")), "{error}");
+    }
     let error = open(&|copy| {
         copy.writer.tensor("rope_freqs.weight", DType::F32, &[3]).unwrap();
         copy.tensors.push(vec![0; 12]);

@@ -268,6 +268,14 @@ pub struct AuditLog {
     pub entries: Vec<AuditEntry>,
 }
 
+impl AuditLog {
+    /// Creates a log.
+    #[must_use]
+    pub fn new(entries: Vec<AuditEntry>) -> Self {
+        Self { entries }
+    }
+}
+
 /// One audited event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -289,6 +297,21 @@ pub struct AuditEntry {
     #[serde(default)]
     pub purpose: Option<String>,
 }
+
+impl AuditEntry {
+    /// Creates an event without further properties.
+    pub fn new(timestamp: Timestamp, event: impl Into<String>) -> Self {
+        let event_details = JsonObject::new();
+        let event = event.into();
+        Self { timestamp, event, event_details, model_id: None, tinker_path: None, purpose: None }
+    }
+}
+
+setters!(AuditEntry {
+    event_details: JsonObject;
+    model_id: Option<String>;
+    tinker_path: Option<String>;
+});
 
 json_response!(BillingUsage, StorageUsage, AuditLog);
 

@@ -6,8 +6,10 @@
 mod admin;
 mod checkpoint;
 mod import;
+mod keys;
 mod run;
 mod search;
+mod server;
 mod session;
 
 use serde::{Deserialize, Serialize};
@@ -15,8 +17,10 @@ use serde::{Deserialize, Serialize};
 pub use admin::*;
 pub use checkpoint::*;
 pub use import::*;
+pub use keys::*;
 pub use run::*;
 pub use search::*;
+pub use server::*;
 pub use session::*;
 
 /// Ownership filter of a listing or lookup.

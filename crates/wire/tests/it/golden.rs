@@ -189,8 +189,22 @@ impl Exchange {
             | Route::DeleteTrainingRun
             | Route::DiscardGradient
             | Route::CloseSampler
+            | Route::ListKeys
+            | Route::CreateKey
+            | Route::RevokeKey
+            | Route::RotateKey
+            | Route::ListUsers
+            | Route::SetUserLimits
+            | Route::ShareRun
+            | Route::UnshareRun
             | Route::Completions
-            | Route::UnloadModel => {
+            | Route::UnloadModel
+            | Route::StartDrain
+            | Route::CancelDrain
+            | Route::GetDrainStatus
+            | Route::StartBackup
+            | Route::GetBackupStatus
+            | Route::GetDiskUsage => {
                 panic!("{}: the API does not have the route", self.name)
             }
         }
@@ -263,8 +277,22 @@ impl Exchange {
             | Route::DeleteTrainingRun
             | Route::DiscardGradient
             | Route::CloseSampler
+            | Route::ListKeys
+            | Route::CreateKey
+            | Route::RevokeKey
+            | Route::RotateKey
+            | Route::ListUsers
+            | Route::SetUserLimits
+            | Route::ShareRun
+            | Route::UnshareRun
             | Route::Completions
-            | Route::UnloadModel => {
+            | Route::UnloadModel
+            | Route::StartDrain
+            | Route::CancelDrain
+            | Route::GetDrainStatus
+            | Route::StartBackup
+            | Route::GetBackupStatus
+            | Route::GetDiskUsage => {
                 panic!("{}: the API does not have the route", self.name)
             }
             Route::ListSessions => self.response::<SessionPage>(),

@@ -4,8 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rustyline::DefaultEditor;
+use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::DefaultHistory;
+use rustyline::validate::{ValidationContext, ValidationResult, Validator};
+use rustyline::{Editor, Helper};
 use tokio::sync::oneshot;
 
 use crate::environment::{Input, Interrupt};
@@ -14,10 +19,39 @@ use crate::error::{CommandError, Exit};
 /// Source of input lines.
 pub(super) enum LineReader {
     /// Terminal with line editing.
-    Edited { editor: Arc<Mutex<DefaultEditor>>, history: Option<PathBuf> },
+    Edited { editor: Arc<Mutex<LineEditor>>, history: Option<PathBuf> },
     /// Any other stream.
     Plain(Input),
 }
+
+pub(super) type LineEditor = Editor<SubmissionObserver, DefaultHistory>;
+
+/// Counts interruptions when a line is submitted. The editor calls the validator before it prints the
+/// line break, so an interruption by a user who has seen the line break always counts as later.
+pub(super) struct SubmissionObserver {
+    interrupt: Interrupt,
+    /// Number of interruptions when the last line was submitted.
+    interruptions: Mutex<u32>,
+}
+
+impl Validator for SubmissionObserver {
+    fn validate(&self, _: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
+        *self.interruptions.lock() = self.interrupt.count();
+        Ok(ValidationResult::Valid(None))
+    }
+}
+
+impl Completer for SubmissionObserver {
+    type Candidate = String;
+}
+
+impl Hinter for SubmissionObserver {
+    type Hint = String;
+}
+
+impl Highlighter for SubmissionObserver {}
+
+impl Helper for SubmissionObserver {}
 
 /// Result of reading a line.
 pub(super) enum InputLine {
@@ -33,11 +67,13 @@ pub(super) enum InputLine {
 }
 
 impl LineReader {
-    pub(super) fn new(input: &Input, history: Option<PathBuf>) -> Self {
+    pub(super) fn new(input: &Input, history: Option<PathBuf>, interrupt: &Interrupt) -> Self {
         if !input.edits() {
             return Self::Plain(input.clone());
         }
-        let Ok(mut editor) = DefaultEditor::new() else { return Self::Plain(input.clone()) };
+        let Ok(mut editor) = LineEditor::new() else { return Self::Plain(input.clone()) };
+        let interrupt = interrupt.clone();
+        editor.set_helper(Some(SubmissionObserver { interrupt, interruptions: Mutex::default() }));
         if let Some(path) = &history {
             // The file does not exist at the first start.
             let _ = editor.load_history(path);
@@ -65,7 +101,7 @@ impl LineReader {
                 Ok(line.map_or(InputLine::End, |line| InputLine::Text { line, interruptions }))
             }
             Self::Edited { editor, history } => {
-                let line = edit(editor, history.clone(), prompt, interrupt.clone());
+                let line = edit(editor, history.clone(), prompt);
                 interrupt.run_until_terminated(line).await
             }
         }
@@ -74,10 +110,9 @@ impl LineReader {
 
 /// Reads a line with the editor.
 async fn edit(
-    editor: &Arc<Mutex<DefaultEditor>>,
+    editor: &Arc<Mutex<LineEditor>>,
     history: Option<PathBuf>,
     prompt: &'static str,
-    interrupt: Interrupt,
 ) -> Result<InputLine, CommandError> {
     let editor = Arc::clone(editor);
     let _restore = SavedTerminalMode::current();
@@ -86,7 +121,7 @@ async fn edit(
     std::thread::spawn(move || {
         let mut editor = editor.lock();
         let line = editor.readline(prompt);
-        let interruptions = interrupt.count();
+        let interruptions = editor.helper().map_or(0, |helper| *helper.interruptions.lock());
         if let Ok(text) = &line
             && !text.trim().is_empty()
         {

@@ -11,8 +11,8 @@ use tinkex::{Message, SamplingParams, ServiceClient};
 
 use crate::context::CommandContext;
 use crate::error::{CommandError, Exit};
-use crate::format;
 use crate::local;
+use crate::output::to_json_line;
 
 use super::sample::{CHAT_TEMPERATURE, SamplingArgs};
 use super::weights::WeightsArgs;
@@ -67,8 +67,11 @@ pub(super) async fn run(
     }
     let history = local::data_home(&context.environment.variables).ok();
     let history = history.filter(|home| std::fs::create_dir_all(home).is_ok());
-    let lines =
-        LineReader::new(&context.environment.input, history.map(|home| home.join("chat-history")));
+    let lines = LineReader::new(
+        &context.environment.input,
+        history.map(|home| home.join("chat-history")),
+        &interrupt,
+    );
     loop {
         if interrupt.is_terminated() {
             return Err(CommandError::interrupted());
@@ -149,13 +152,13 @@ async fn respond(
         let text = token?.text;
         tokens += 1;
         if !json && !text.is_empty() {
-            context.write(&format::escape_controls_in_lines(&text))?;
+            context.write_text(&text)?;
         }
         response += &text;
     }
     if json {
         let line = json!({ "role": "assistant", "content": response, "tokens": tokens });
-        context.write(&format!("{line}\n"))?;
+        context.write(&to_json_line(&line)?)?;
     } else {
         context.write("\n")?;
     }

@@ -83,9 +83,11 @@ fn configuration(context: &CommandContext<'_>, env: &Env) -> Finding {
         let advice = "Use https: without it, the API key is sent unencrypted.";
         return Finding { verdict: Verdict::Warning, ..finding }.advice(advice);
     }
-    if let Some(proxy) = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"]
-        .into_iter()
-        .find(|name| env.get(name).is_some())
+    if !is_loopback(&url)
+        && !context.settings.local
+        && let Some(proxy) = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"]
+            .into_iter()
+            .find(|name| env.get(name).is_some())
     {
         return Finding { found: format!("{url}, through the proxy of {proxy}"), ..finding };
     }

@@ -166,7 +166,7 @@ pub(super) async fn run(
     let text = report.text(context);
     // Separates the notices from the result on a terminal.
     context.notice("");
-    context.text(&text, &report)
+    context.styled_text(&text, &report)
 }
 
 /// Chooses the name of the run: `wanted`, or `wanted` with a number.

@@ -137,7 +137,7 @@ pub(super) async fn run(
     };
     let text = report.text(context);
     context.notice("");
-    context.text(&text, &report)
+    context.styled_text(&text, &report)
 }
 
 /// Returns a model's continuation of every beginning, sampled at temperature 0.

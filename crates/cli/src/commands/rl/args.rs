@@ -189,7 +189,7 @@ pub(super) struct PolicyArgs {
         help_heading = "Sampling"
     )]
     pub(super) max_tokens: u32,
-    /// Sampling temperature; other values than 1 bias the gradient
+    /// Sampling temperature; other values than 1 bias the gradient and exclude --kl-coef
     #[arg(
         short,
         long,

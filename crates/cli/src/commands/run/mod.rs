@@ -5,6 +5,7 @@ mod delete;
 use clap::Subcommand;
 use clap_complete::ArgValueCandidates;
 use serde::Serialize;
+use serde_json::json;
 use tinkex::Timestamp;
 use tinkex::rest::{AccessScope, Checkpoint, ListTrainingRuns, TrainingRun};
 
@@ -55,6 +56,34 @@ Examples:
   tinkex run delete animals animals-2 --local --yes"
     )]
     Delete(delete::DeleteRunsArgs),
+    /// Let other users of a tinkex server read a run and use its checkpoints
+    #[command(
+        after_help = "Only the owner of a run, or an administrator, can share it and change it.
+
+Examples:
+  tinkex run share animals --with alice
+  tinkex run share animals                  with every user"
+    )]
+    Share {
+        /// Run: id or its start, name, folder or latest
+        #[arg(add = ArgValueCandidates::new(reference::run_candidates))]
+        run_id: RunReference,
+        /// User who may read the run [default: every user]
+        #[arg(long, value_name = "USER")]
+        with: Option<String>,
+    },
+    /// End the sharing of a run
+    #[command(after_help = "Examples:
+  tinkex run unshare animals --with alice
+  tinkex run unshare animals                with everybody")]
+    Unshare {
+        /// Run: id or its start, name, folder or latest
+        #[arg(add = ArgValueCandidates::new(reference::run_candidates))]
+        run_id: RunReference,
+        /// User who may no longer read the run [default: everybody]
+        #[arg(long, value_name = "USER")]
+        with: Option<String>,
+    },
 }
 
 /// Number of runs per request.
@@ -154,6 +183,23 @@ pub(super) async fn run(
             context.table(&properties(&run, Timestamp::now()), &run)
         }
         RunCommand::Delete(args) => delete::delete(context, args).await,
+        RunCommand::Share { run_id, with } => {
+            let rest = context.client().await?.rest();
+            let id = run_id.find(context, &rest, AccessScope::Owned).await?.training_run_id;
+            rest.share_training_run(id.clone(), with.clone()).await?;
+            let users =
+                with.as_ref().map_or("every user".to_owned(), |user| format!("user {user}"));
+            let json = json!({ "run": id, "shared_with": with });
+            context.text(&format!("Shared run {id} with {users}."), &json)
+        }
+        RunCommand::Unshare { run_id, with } => {
+            let rest = context.client().await?.rest();
+            let id = run_id.find(context, &rest, AccessScope::Owned).await?.training_run_id;
+            rest.unshare_training_run(id.clone(), with.clone()).await?;
+            let users = with.as_ref().map_or("anybody".to_owned(), |user| format!("user {user}"));
+            let json = json!({ "run": id, "unshared_with": with });
+            context.text(&format!("Run {id} is no longer shared with {users}."), &json)
+        }
     }
 }
 

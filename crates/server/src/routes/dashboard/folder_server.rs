@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
-use tinkex_dashboard::Documents;
+use hyper::body::Incoming;
+use tinkex_dashboard::{DashboardAccess, Documents, KeyDigest};
 use tinkex_store::executor::{Executor, spawn};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
 
 use super::{Dashboard, DashboardRequest, add_security_headers};
+use crate::routes::client::{ConnectionPeer, RequestClient};
 use crate::routes::{IncomingBody, ResponseBody};
 use crate::stream::WriteTimeoutStream;
 
@@ -52,6 +54,8 @@ struct SharedFolders {
     documents: Documents,
     executor: Executor,
     started: Instant,
+    /// Key to which the codes belong.
+    key: KeyDigest,
 }
 
 impl FolderDashboard {
@@ -62,15 +66,16 @@ impl FolderDashboard {
     pub async fn start(folders: Vec<PathBuf>, address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
-        // The key that signs sessions is random and never shown: only the URL with a code gives
-        // access.
+        // The key is random and never shown: only the URL with a code gives access.
         let random = [uuid::Uuid::new_v4(), uuid::Uuid::new_v4()].map(uuid::Uuid::simple);
         let key = format!("{}{}", random[0], random[1]);
+        let digest = KeyDigest::of(key.as_bytes());
         let shared = Arc::new(SharedFolders {
-            dashboard: Dashboard::new(Some(key)),
+            dashboard: Dashboard::new(DashboardAccess::new(Some(&key))),
             documents: Documents::of_folders(folders),
             executor: Executor::threads(),
             started: Instant::now(),
+            key: digest,
         });
         let accept_task = spawn(accept(listener, Arc::clone(&shared)));
         Ok(Self { address, shared, accept_task })
@@ -79,7 +84,8 @@ impl FolderDashboard {
     /// Returns a URL with a code that gives one browser access.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("http://{}/?code={}", self.address, self.shared.dashboard.access.create_code())
+        let code = self.shared.dashboard.access.create_code(self.shared.key);
+        format!("http://{}/?code={code}", self.address)
     }
 }
 
@@ -93,15 +99,16 @@ impl Drop for FolderDashboard {
 async fn accept(listener: TcpListener, shared: Arc<SharedFolders>) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => drop(spawn(serve(stream, Arc::clone(&shared)))),
+            Ok((stream, peer)) => drop(spawn(serve(stream, peer, Arc::clone(&shared)))),
             Err(_) => tokio::time::sleep(ACCEPT_RETRY).await,
         }
     }
 }
 
-async fn serve(stream: TcpStream, shared: Arc<SharedFolders>) {
+async fn serve(stream: TcpStream, peer: SocketAddr, shared: Arc<SharedFolders>) {
     let io = hyper_util::rt::TokioIo::new(WriteTimeoutStream::new(stream, CLIENT_TIMEOUT));
-    let service = hyper::service::service_fn(move |request| {
+    let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(ConnectionPeer { address: peer, tls: false });
         let shared = Arc::clone(&shared);
         async move { Ok::<_, std::convert::Infallible>(shared.handle(request).await) }
     });
@@ -115,12 +122,14 @@ async fn serve(stream: TcpStream, shared: Arc<SharedFolders>) {
 
 impl SharedFolders {
     async fn handle(&self, request: Request<impl IncomingBody>) -> http::Response<ResponseBody> {
-        let (parts, mut body) = request.into_parts();
+        let (mut parts, mut body) = request.into_parts();
+        RequestClient::identify(&mut parts, &[]);
         let request = DashboardRequest {
             dashboard: &self.dashboard,
-            documents: self.documents.clone(),
+            folders: Some(self.documents.clone()),
             executor: &self.executor,
             now: self.started.elapsed().as_secs(),
+            body_timeout: CLIENT_TIMEOUT,
             state: None,
             parts: &parts,
         };

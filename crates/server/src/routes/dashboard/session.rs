@@ -1,12 +1,17 @@
 //! Access control of the dashboard: session cookies, and the origin of requests.
 
+use std::sync::Arc;
+
 use http::header::{COOKIE, HOST, ORIGIN};
+use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method};
-use tinkex_dashboard::{DashboardAccess, SESSION_LIFETIME};
+use tinkex_dashboard::{DashboardAccess, DashboardLogin, SESSION_LIFETIME};
 use tinkex_store::error::ServerError;
 
+use super::super::client::RequestClient;
 use super::super::error::HttpError;
 use super::super::{is_local_host, sent_key};
+use crate::keyring::AcceptedKey;
 use crate::state::ServerState;
 
 /// Returns the name of the session cookie. Browsers send a cookie to all ports of a host: without
@@ -21,29 +26,39 @@ fn cookie_name(headers: &HeaderMap) -> String {
 }
 
 /// Returns the cookie of a new session.
-pub(super) fn cookie(headers: &HeaderMap, session: &str) -> Result<HeaderValue, HttpError> {
-    set_cookie(headers, session, SESSION_LIFETIME.as_secs())
+pub(super) fn cookie(parts: &Parts, session: &str) -> Result<HeaderValue, HttpError> {
+    set_cookie(parts, session, SESSION_LIFETIME.as_secs())
 }
 
 /// Returns a cookie that ends the session of the browser.
-pub(super) fn expired_cookie(headers: &HeaderMap) -> Result<HeaderValue, HttpError> {
-    set_cookie(headers, "", 0)
+pub(super) fn expired_cookie(parts: &Parts) -> Result<HeaderValue, HttpError> {
+    set_cookie(parts, "", 0)
 }
 
-fn set_cookie(headers: &HeaderMap, value: &str, max_age: u64) -> Result<HeaderValue, HttpError> {
-    let name = cookie_name(headers);
-    let text = format!("{name}={value}; Path=/; Max-Age={max_age}; HttpOnly; SameSite=Strict");
+fn set_cookie(parts: &Parts, value: &str, max_age: u64) -> Result<HeaderValue, HttpError> {
+    let name = cookie_name(&parts.headers);
+    // A browser does not send a secure cookie over HTTP without TLS.
+    let secure = if RequestClient::of(parts).is_secure { "; Secure" } else { "" };
+    let text =
+        format!("{name}={value}; Path=/; Max-Age={max_age}; HttpOnly; SameSite=Strict{secure}");
     let invalid = |_| ServerError::Internal("cannot create a cookie".to_owned());
     Ok(HeaderValue::try_from(text).map_err(invalid)?)
 }
 
-/// Returns whether a request has the cookie of a valid session.
-fn has_session(access: &DashboardAccess, headers: &HeaderMap, now: u64) -> bool {
+/// Returns the tokens in the session cookies of a request.
+pub(super) fn session_tokens(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let name = cookie_name(headers);
     let cookies = headers.get_all(COOKIE).into_iter().filter_map(|value| value.to_str().ok());
     let pairs = cookies.flat_map(|value| value.split(';')).filter_map(|pair| pair.split_once('='));
-    let mut sessions = pairs.filter(|(key, _)| key.trim() == name);
-    sessions.any(|(_, session)| access.accepts_session(session.trim(), now))
+    pairs.filter(move |(key, _)| key.trim() == name).map(|(_, token)| token.trim())
+}
+
+/// Returns the session of a request that has the cookie of a valid session.
+fn find_session(access: &DashboardAccess, headers: &HeaderMap, now: u64) -> Option<DashboardLogin> {
+    session_tokens(headers).find_map(|token| {
+        let key = access.accept_session(token, now)?;
+        Some(DashboardLogin::Session { token: token.to_owned(), key })
+    })
 }
 
 /// Returns whether the `origin` header is the origin of this server; `None` without the header.
@@ -79,24 +94,25 @@ pub(super) fn authorize(
     access: &DashboardAccess,
     headers: &HeaderMap,
     now: u64,
-) -> Result<(), HttpError> {
+) -> Result<DashboardLogin, HttpError> {
     if !access.needs_login() {
         if is_local_host(headers) {
-            return Ok(());
+            return Ok(DashboardLogin::Open);
         }
         let message = "this server has no API key and accepts requests for localhost only";
         return Err(ServerError::forbidden(message).into());
     }
-    let has_key = sent_key(headers).is_some_and(|key| access.accepts_key(key));
-    if has_key || has_session(access, headers, now) {
-        return Ok(());
-    }
-    Err(HttpError::login_required())
+    let key = sent_key(headers).and_then(|key| access.accept_key(key));
+    let login = key.map(DashboardLogin::Key).or_else(|| find_session(access, headers, now));
+    login.ok_or_else(HttpError::login_required)
 }
 
-/// Returns whether the dashboard page of this server sent the request with a valid session. Such a
-/// request may use the inference endpoints without a key.
-pub(in crate::routes) fn permits_inference(state: &ServerState, headers: &HeaderMap) -> bool {
+/// Returns the key of the session with which the dashboard page of this server sent the request.
+/// Such a request may use the inference endpoints without a key.
+pub(in crate::routes) fn session_key(
+    state: &ServerState,
+    headers: &HeaderMap,
+) -> Option<Arc<AcceptedKey>> {
     let same_origin = headers.get("sec-fetch-site").is_some_and(|site| site == "same-origin");
     let own = match has_own_origin(headers) {
         Some(own) => own && !is_from_another_site(headers),
@@ -104,13 +120,13 @@ pub(in crate::routes) fn permits_inference(state: &ServerState, headers: &Header
     };
     let access = &state.dashboard.access;
     if !own {
-        return false;
+        return None;
     }
-    if access.needs_login() {
-        has_session(access, headers, super::now(state))
-    } else {
-        is_local_host(headers)
+    if !access.needs_login() {
+        return is_local_host(headers).then(|| state.keyring.administrator());
     }
+    let login = find_session(access, headers, super::now(state))?;
+    super::key_of(state, &login)
 }
 
 #[cfg(test)]
@@ -148,8 +164,8 @@ mod tests {
 
     #[test]
     fn the_cookie_is_found_among_others() {
-        let access = DashboardAccess::new(Some("tml-secret".to_owned()));
-        let session = access.create_session(5);
+        let access = DashboardAccess::new(Some("tml-secret"));
+        let session = access.create_session(access.own_key().unwrap(), 5);
         let sent = |cookie: &str| headers(&[("host", "localhost:8080"), ("cookie", cookie)]);
         let own = format!("a=b; tinkex_session_8080={session}; c=d");
         assert!(authorize(&access, &sent(&own), 5).is_ok());
@@ -160,9 +176,14 @@ mod tests {
 
     #[test]
     fn a_cookie_is_not_readable_by_scripts_or_sent_by_other_sites() {
-        let value = cookie(&headers(&[("host", "localhost:8080")]), "abc").unwrap();
-        let text = value.to_str().unwrap();
+        let (mut parts, ()) = http::Request::new(()).into_parts();
+        parts.headers = headers(&[("host", "localhost:8080")]);
+        let set = |parts: &Parts| cookie(parts, "abc").unwrap().to_str().unwrap().to_owned();
+        let text = set(&parts);
         assert!(text.starts_with("tinkex_session_8080=abc; "), "{text}");
         assert!(text.contains("HttpOnly") && text.contains("SameSite=Strict"), "{text}");
+        assert!(!text.contains("Secure"), "{text}");
+        parts.extensions.insert(RequestClient { is_secure: true, ..RequestClient::default() });
+        assert!(set(&parts).ends_with("; Secure"));
     }
 }

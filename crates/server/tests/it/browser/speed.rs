@@ -20,8 +20,8 @@ fn write_runs(data: &Path, count: u32) {
     let sql = format!(
         "WITH RECURSIVE n(n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM n WHERE n < {count})
          INSERT INTO runs (id, last_used, last_seq, record)
-         SELECT id || n, last_used, last_seq, json_set(record, '$.id', id || n, '$.user_metadata',
-             json_object('name', 'run ' || n)) FROM runs, n;"
+         SELECT id || n, last_used, last_seq, json_set(record, '$.id', id || n,
+             '$.name', 'run ' || n) FROM runs, n;"
     );
     connection.execute_batch(&sql).unwrap();
     for run in 1..=LONG_RUNS {

@@ -1,10 +1,14 @@
 //! The SQLite database: records as rows, written in transactions by the writer thread.
 //!
-//! All rows are read once, at the start; requests then use the copy in memory. After the start, the
-//! database is read only to find the payloads that are still needed.
+//! All rows except metadata are read once, at the start; requests then use the copy in memory. After
+//! the start, the database is read only for the metadata of objects, and to find the payloads that
+//! are still needed.
 
 mod column;
-mod schema;
+mod epoch;
+mod metadata;
+pub(super) mod schema;
+mod snapshot;
 mod stored_rows;
 mod write_history;
 mod write_records;
@@ -18,7 +22,11 @@ use rusqlite::{Connection, TransactionBehavior};
 use tinkex_files::{FileOperation, announce};
 
 use self::column::{read_u64, to_i64};
+use self::epoch::check_epoch;
+pub(super) use self::epoch::{is_superseded, superseded};
+pub use self::metadata::{MetadataConnection, MetadataReader};
 use self::schema::{DatabaseHeader, SchemaState};
+pub(crate) use self::snapshot::snapshot_into;
 pub use self::stored_rows::{StoredChange, StoredRequest, StoredResult, StoredRows, StoredRun};
 use self::write_records::{execute, write_records};
 use crate::record::Record;
@@ -34,6 +42,8 @@ const SETTINGS: &[(&str, &str)] = &[
     ("fullfsync", "on"),
     ("checkpoint_fullfsync", "on"),
     ("temp_store", "memory"),
+    // Overwrite deleted rows: they contain prompts and completions.
+    ("secure_delete", "on"),
     // Truncate the WAL to 16 MiB after a burst.
     ("journal_size_limit", "16777216"),
 ];
@@ -46,6 +56,15 @@ const NEEDED_PAYLOADS: &str = "
     UNION SELECT result_payload FROM requests WHERE result_payload IS NOT NULL
     UNION SELECT body_payload FROM changes";
 
+/// Selects the folders of weights that rows refer to.
+const STORED_FOLDERS: &str = "
+    SELECT folder FROM (
+        SELECT record ->> '$.weights.local' AS folder FROM checkpoints
+        UNION SELECT record ->> '$.weights.local' FROM samplers
+        UNION SELECT record ->> '$.snapshot.weights.local' FROM runs
+        UNION SELECT record ->> '$.source.local' FROM requests
+    ) WHERE folder IS NOT NULL";
+
 /// Connection of the writer thread.
 pub(super) struct Database {
     connection: Connection,
@@ -56,6 +75,8 @@ pub(super) struct Database {
     /// Whether the failed commit may be complete in the WAL, so that SQLite would apply it after a
     /// crash.
     in_doubt: bool,
+    /// Epoch of this server; `None` before [`claim`](Self::claim).
+    epoch: Option<i64>,
     /// Maximum number of pages, to simulate a full disk.
     #[cfg(test)]
     pub(super) max_pages: std::sync::Arc<std::sync::atomic::AtomicU32>,
@@ -97,6 +118,7 @@ impl Database {
             is_new: state == SchemaState::Empty,
             needs_repair: false,
             in_doubt: false,
+            epoch: None,
             #[cfg(test)]
             max_pages: std::sync::Arc::new(u32::MAX.into()),
             #[cfg(test)]
@@ -116,6 +138,16 @@ impl Database {
         Ok(())
     }
 
+    /// Adds the tables and columns that a database of an earlier build lacks.
+    pub(super) fn add_missing(&mut self) -> io::Result<()> {
+        schema::add_missing(&mut self.connection).map_err(to_io_error)
+    }
+
+    /// Returns a reader of the metadata of objects.
+    pub(super) fn metadata_reader(&self) -> MetadataReader {
+        MetadataReader::new(Path::new(self.connection.path().unwrap_or_default()))
+    }
+
     /// Returns the first payload number that no row refers to.
     pub(super) fn next_payload_number(&self) -> io::Result<u64> {
         let sql = "SELECT next_payload FROM writer_state";
@@ -132,6 +164,27 @@ impl Database {
         read().map_err(to_io_error)
     }
 
+    /// Returns the names of the folders of weights that rows refer to.
+    pub(super) fn stored_folders(&self) -> io::Result<HashSet<String>> {
+        self.check_epoch()?;
+        let read = || -> rusqlite::Result<HashSet<String>> {
+            let mut statement = self.connection.prepare_cached(STORED_FOLDERS)?;
+            statement.query_map([], |row| row.get(0))?.collect()
+        };
+        read().map_err(to_io_error)
+    }
+
+    /// Truncates the WAL, so that it has no content of deleted rows. Returns whether it was
+    /// truncated: it is not while another connection reads the database.
+    pub(super) fn truncate_wal(&self) -> io::Result<bool> {
+        let sql = "PRAGMA wal_checkpoint(TRUNCATE)";
+        // Do not wait for the reader: writes would wait too.
+        self.connection.busy_timeout(Duration::ZERO).map_err(to_io_error)?;
+        let busy = self.connection.query_row(sql, [], |row| row.get::<_, bool>(0));
+        self.connection.busy_timeout(BUSY_TIMEOUT).map_err(to_io_error)?;
+        busy.map(|busy| !busy).map_err(to_io_error)
+    }
+
     /// Reads all rows.
     pub(super) fn read(&self) -> io::Result<StoredRows> {
         StoredRows::read(&self.connection).map_err(|error| match error {
@@ -143,19 +196,23 @@ impl Database {
         })
     }
 
-    /// Writes records in one transaction. `next_payload` is the first payload number that no row
-    /// refers to; `None` leaves it unchanged. After a failure, [`repair`](Self::repair) must run
-    /// before the next write.
-    pub(super) fn write<'a>(
+    /// Writes records in one transaction. `prepare` writes the payloads, after the transaction has
+    /// begun: no other server can claim the data folder in between. `next_payload` is the first
+    /// payload number that no row refers to; `None` leaves it unchanged. After a failure,
+    /// [`repair`](Self::repair) must run before the next write.
+    pub(super) fn write<'a, T>(
         &mut self,
+        prepare: impl FnOnce() -> io::Result<T>,
         records: impl Iterator<Item = &'a Record>,
         next_payload: Option<u64>,
-    ) -> io::Result<()> {
+    ) -> io::Result<T> {
         #[cfg(test)]
         self.limit_pages()?;
         let behavior = TransactionBehavior::Immediate;
         let transaction =
             self.connection.transaction_with_behavior(behavior).map_err(to_io_error)?;
+        check_epoch(&transaction, self.epoch)?;
+        let prepared = prepare()?;
         write_records(&transaction, records).map_err(to_io_error)?;
         if let Some(next) = next_payload {
             let sql = "UPDATE writer_state SET next_payload = ?";
@@ -172,7 +229,7 @@ impl Database {
         let committed = transaction.commit();
         self.needs_repair = committed.is_err();
         self.in_doubt = committed.as_ref().is_err_and(may_be_applied);
-        committed.map_err(to_io_error)
+        committed.map(|()| prepared).map_err(to_io_error)
     }
 
     #[cfg(test)]
@@ -190,9 +247,12 @@ impl Database {
             if self.failing_commits.load(std::sync::atomic::Ordering::Relaxed) {
                 return Err(io::Error::other("the test fails the repair"));
             }
-            let sql = "UPDATE writer_state SET overwritten_commits = overwritten_commits + 1";
+            let sql = "UPDATE writer_state SET overwritten_commits = overwritten_commits + 1 \
+                       WHERE epoch = ifnull(?, epoch)";
             announce(FileOperation::Commit)?;
-            self.connection.execute(sql, []).map_err(to_io_error)?;
+            if self.connection.execute(sql, [self.epoch]).map_err(to_io_error)? == 0 {
+                return Err(superseded());
+            }
             self.needs_repair = false;
             self.in_doubt = false;
         }

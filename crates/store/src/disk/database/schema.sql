@@ -7,7 +7,14 @@ CREATE TABLE sessions (
     record TEXT NOT NULL,
     created_at AS (record ->> 'created_at'),
     ended AS (record ->> 'end' IS NOT NULL),
-    project_id AS (record ->> 'project_id')
+    project_id AS (record ->> 'project_id'),
+    owner AS (ifnull(record ->> 'owner', 'admin'))
+);
+
+-- Metadata that users attached to sessions, runs and checkpoints, as JSON.
+CREATE TABLE user_metadata (
+    object TEXT PRIMARY KEY,        -- id of the session or run, or path of the checkpoint
+    metadata TEXT NOT NULL
 );
 
 CREATE TABLE runs (
@@ -17,7 +24,8 @@ CREATE TABLE runs (
     record TEXT NOT NULL,
     session AS (record ->> 'session'),
     base_model AS (record ->> 'base_model'),
-    created_at AS (record ->> 'created_at')
+    created_at AS (record ->> 'created_at'),
+    owner AS (ifnull(record ->> 'owner', 'admin'))
 );
 CREATE INDEX runs_of_session ON runs (session);
 
@@ -72,12 +80,31 @@ CREATE TABLE requests (
 
 CREATE TABLE usage (
     hour INTEGER NOT NULL,          -- hours since the Unix epoch
+    owner TEXT NOT NULL,            -- user to whom the usage is charged
     session TEXT NOT NULL,
     base_model TEXT NOT NULL,
     meter TEXT NOT NULL,            -- counted quantity, for example "training" (tokens trained on)
     count INTEGER NOT NULL,
-    PRIMARY KEY (hour, session, base_model, meter)
+    PRIMARY KEY (hour, owner, session, base_model, meter)
 ) WITHOUT ROWID;
+
+-- API keys, as digests.
+CREATE TABLE keys (
+    id TEXT PRIMARY KEY,
+    record TEXT NOT NULL
+);
+
+-- Limits of users. A user without a row has no limits.
+CREATE TABLE users (
+    id TEXT PRIMARY KEY,
+    record TEXT NOT NULL
+);
+
+-- Newest entries of the audit log.
+CREATE TABLE audit_log (
+    number INTEGER PRIMARY KEY,
+    record TEXT NOT NULL
+);
 
 -- Exactly one row.
 CREATE TABLE writer_state (
@@ -86,7 +113,9 @@ CREATE TABLE writer_state (
     -- Number of failed commits that were overwritten in the WAL.
     overwritten_commits INTEGER NOT NULL,
     -- JSON: last time that the server stored, and the boot of the machine at that time.
-    clock TEXT
+    clock TEXT,
+    -- Number of starts. A server commits only while the epoch is the number of its own start.
+    epoch INTEGER NOT NULL DEFAULT 0
 );
 INSERT INTO writer_state (next_payload, overwritten_commits) VALUES (1, 0);
 
@@ -129,7 +158,8 @@ CREATE TABLE sample_log (
     prompt BLOB,                    -- little-endian u32; NULL if the text is not recorded
     prompt_hash INTEGER,
     bytes INTEGER NOT NULL,         -- size of all blobs of the request
-    error TEXT
+    error TEXT,
+    owner TEXT NOT NULL DEFAULT 'admin' -- user who sampled
 );
 
 CREATE TABLE sample_completions (

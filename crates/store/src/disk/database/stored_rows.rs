@@ -7,9 +7,11 @@ use tinkex_wire::{ModelId, SessionId, TinkerPath};
 
 use super::column::{read_json, read_optional_u64, read_u64, read_variant};
 use crate::record::{
-    ChangeRecord, CheckpointRecord, ClockRecord, ModelRunRecord, RequestRecord, ResultKind,
-    SamplerRecord, SessionRecord, UnixMicros, UsageKey,
+    AuditRecord, ChangeRecord, CheckpointRecord, ClockRecord, ModelRunRecord, RequestRecord,
+    ResultKind, SamplerRecord, SessionRecord, UnixMicros, UsageKey,
 };
+use crate::user::{KeyRecord, UserId, UserRecord};
+use crate::weights::WeightsLocation;
 
 /// All rows of the database.
 #[derive(Debug, Default)]
@@ -24,6 +26,10 @@ pub struct StoredRows {
     /// Requests in order of admission.
     pub requests: Vec<StoredRequest>,
     pub usage: BTreeMap<UsageKey, u64>,
+    pub keys: Vec<KeyRecord>,
+    pub users: Vec<UserRecord>,
+    /// Entries of the audit log, oldest first.
+    pub audit: Vec<AuditRecord>,
     /// Last time that the server stored.
     pub clock: Option<ClockRecord>,
 }
@@ -66,7 +72,7 @@ pub struct StoredResult {
 
 impl StoredRows {
     pub(super) fn read(connection: &Connection) -> rusqlite::Result<Self> {
-        let usage = "SELECT hour, session, base_model, meter, count FROM usage";
+        let usage = "SELECT hour, owner, session, base_model, meter, count FROM usage";
         Ok(Self {
             sessions: query_all(connection, "SELECT record FROM sessions", read_record)?,
             runs: query_all(connection, "SELECT record, last_seq, last_used FROM runs", read_run)?,
@@ -93,6 +99,13 @@ impl StoredRows {
                 read_request,
             )?,
             usage: query_all(connection, usage, read_usage)?.into_iter().collect(),
+            keys: query_all(connection, "SELECT record FROM keys", read_record)?,
+            users: query_all(connection, "SELECT record FROM users", read_record)?,
+            audit: query_all(
+                connection,
+                "SELECT number, record FROM audit_log ORDER BY number",
+                |row| Ok(AuditRecord { number: read_u64(row, "number")?, ..read_record(row)? }),
+            )?,
             clock: query_all(
                 connection,
                 "SELECT clock FROM writer_state WHERE clock IS NOT NULL",
@@ -100,6 +113,18 @@ impl StoredRows {
             )?
             .pop(),
         })
+    }
+
+    /// Returns the names of the folders of weights that the rows refer to.
+    pub(super) fn weights(&self) -> impl Iterator<Item = &str> {
+        let checkpoints = self.checkpoints.iter().map(|row| &row.weights);
+        let samplers = self.samplers.iter().filter_map(|row| row.needed_weights());
+        let snapshots =
+            self.runs.iter().filter_map(|run| Some(&run.row.snapshot.as_ref()?.weights));
+        let unfinished = self.requests.iter().filter(|request| request.result.is_none());
+        let loads = unfinished.filter_map(|request| request.row.source.as_ref());
+        let all = checkpoints.chain(samplers).chain(snapshots).chain(loads);
+        all.filter_map(WeightsLocation::local)
     }
 
     /// Returns the newest time at which anything happened.
@@ -169,6 +194,7 @@ fn read_usage(row: &Row<'_>) -> rusqlite::Result<(UsageKey, u64)> {
     let session: String = row.get("session")?;
     let key = UsageKey {
         hour: row.get("hour")?,
+        owner: UserId::from(row.get::<_, String>("owner")?),
         session: SessionId::from(session),
         base_model: row.get("base_model")?,
         meter: read_variant(row, "meter")?,

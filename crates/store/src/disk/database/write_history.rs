@@ -47,11 +47,14 @@ fn write_request(transaction: &Transaction<'_>, request: &RequestHistory) -> rus
     let error = request.error.as_deref().map(shortened);
     execute(transaction, sql, params![series, seq, at, queued, computed, tokens, values, error])?;
     // Set the advantage of the completions that do not have one yet: a completion keeps its first
-    // advantage, even if a later batch contains the same sequence.
+    // advantage, even if a later batch contains the same sequence. Only samples of the owner of the run count.
     let sql = "UPDATE sample_completions SET advantage = ?2 \
-               WHERE sequence_hash = ?1 AND advantage IS NULL";
+               WHERE sequence_hash = ?1 AND advantage IS NULL AND EXISTS \
+                 (SELECT 1 FROM sample_log WHERE id = sample \
+                  AND owner = ifnull((SELECT owner FROM runs WHERE id = ?3), 'admin'))";
+    let run = request.run.as_str();
     for (hash, advantage) in &operation.advantages {
-        execute(transaction, sql, params![hash, f64::from(*advantage)])?;
+        execute(transaction, sql, params![hash, f64::from(*advantage), run])?;
     }
     Ok(())
 }
@@ -84,8 +87,8 @@ fn write_sample(transaction: &Transaction<'_>, sample: &SampleHistory) -> rusqli
         + completions.iter().map(StoredCompletion::bytes).sum::<usize>();
     let sql = "INSERT INTO sample_log \
                (finished_at, queued, computed, base_model, folder, session, source, \
-                prompt_tokens, prompt, prompt_hash, bytes, error) \
-               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+                prompt_tokens, prompt, prompt_hash, bytes, error, owner) \
+               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
     execute(
         transaction,
         sql,
@@ -102,6 +105,7 @@ fn write_sample(transaction: &Transaction<'_>, sample: &SampleHistory) -> rusqli
             hash,
             to_i64(bytes as u64),
             sample.error.as_deref().map(shortened),
+            sample.owner.as_str(),
         ],
     )?;
     let id = transaction.last_insert_rowid();

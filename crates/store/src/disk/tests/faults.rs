@@ -1,12 +1,13 @@
 //! Failing files and commits, crashes of the process, and power losses.
 
-use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Seek as _, SeekFrom};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::*;
+use crate::history::{HistoryRecord, LoggedWeights, SampleHistory, SampleSource};
+use crate::user::UserId;
 
 /// A file whose operations fail on request, each after part of its work.
 struct FaultyFile {
@@ -41,11 +42,42 @@ impl AppendFile for FaultyFile {
     }
 }
 
+/// A file on a disk without space while `full` is true: appending fails, truncating does not.
+struct FullFile {
+    file: File,
+    full: Arc<AtomicBool>,
+}
+
+impl AppendFile for FullFile {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.full.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.file.append(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn truncate(&mut self, length: u64) -> io::Result<()> {
+        self.file.truncate(length)
+    }
+}
+
 /// Opens a disk whose payload file fails at the operations for which `fails` returns true. Also
 /// returns the limit on database pages.
 fn open_faulty(
     folder: &Path,
     fails: impl Fn(usize) -> bool + Send + 'static,
+) -> (Disk, Arc<AtomicU32>) {
+    open_with(folder, |file| Box::new(FaultyFile { file, operation: 0, fails: Box::new(fails) }))
+}
+
+/// Opens a disk whose payload file `wrap` returns. Also returns the limit on database pages.
+fn open_with(
+    folder: &Path,
+    wrap: impl FnOnce(File) -> Box<dyn AppendFile>,
 ) -> (Disk, Arc<AtomicU32>) {
     std::fs::create_dir_all(folder).unwrap();
     drop(open(folder).unwrap());
@@ -54,10 +86,9 @@ fn open_faulty(
     let length = file.seek(SeekFrom::End(0)).unwrap();
     let database = Database::open(&folder.join(DATABASE)).unwrap();
     let max_pages = Arc::clone(&database.max_pages);
-    let file = FaultyFile { file, operation: 0, fails: Box::new(fails) };
-    let payloads =
-        Payloads::new(Box::new(file), PayloadIndex { path, extents: BTreeMap::new(), length });
-    (Disk::start(database, payloads, 1, &Executor::threads()).unwrap(), max_pages)
+    let payloads = Payloads::new(wrap(file), PayloadIndex::new(path, length));
+    let reserve = Reserve::new(folder);
+    (Disk::start(database, payloads, reserve, 1, &Executor::threads()).unwrap(), max_pages)
 }
 
 #[test]
@@ -244,7 +275,7 @@ fn a_failed_commit_is_not_applied_after_a_crash() {
     writer.create_tables().unwrap();
     let commit = |database: &mut Database, id: &str, number: u64| {
         let record = Record::Request(request(id, number));
-        database.write([&record].into_iter(), Some(number + 1)).unwrap();
+        database.write(|| Ok(()), [&record].into_iter(), Some(number + 1)).unwrap();
     };
     commit(&mut writer, "a", 1);
     let (_own, before) = crashed(&path);
@@ -276,11 +307,11 @@ fn a_failed_commit_is_not_applied_after_a_crash() {
 fn a_panic_of_the_writer_thread_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let (mut disk, _) = open(folder.path()).unwrap();
-    let broken = disk.broken();
-    assert!(!*broken.borrow());
+    let health = disk.server_health();
+    assert_eq!(*health.borrow(), ServerHealth::Working);
     disk.barrier(Box::new(|_| panic!("a bug in a callback")));
     disk.close().unwrap().block();
-    assert!(*broken.borrow());
+    assert_eq!(*health.borrow(), ServerHealth::Panicked);
     assert!(append(&mut disk, "a", b"").is_err());
 }
 
@@ -294,7 +325,8 @@ pub fn open_with_failing_commits(folder: &Path) -> (Disk, Arc<AtomicBool>) {
     let needed = database.needed_payloads().unwrap();
     let payloads = Payloads::open(&folder.join(PAYLOADS), next, &needed).unwrap();
     let failing = Arc::clone(&database.failing_commits);
-    (Disk::start(database, payloads, next, &Executor::threads()).unwrap(), failing)
+    let reserve = Reserve::new(folder);
+    (Disk::start(database, payloads, reserve, next, &Executor::threads()).unwrap(), failing)
 }
 
 /// Waits until the writer has attempted everything that was queued before. Returns whether all of
@@ -336,7 +368,7 @@ fn commits_are_shown_only_when_they_are_durable() {
     let mut writer = Database::open(&path).unwrap();
     writer.create_tables().unwrap();
     let record = Record::Request(request("a", 1));
-    writer.write([&record].into_iter(), Some(2)).unwrap();
+    writer.write(|| Ok(()), [&record].into_iter(), Some(2)).unwrap();
     let (_own, copy) = crashed(&path);
     let opened = Database::open(&copy).unwrap();
     assert_eq!(ids(&opened.read().unwrap()), ["a"]);
@@ -350,7 +382,7 @@ fn commits_are_shown_only_when_they_are_durable() {
     let reader = rusqlite::Connection::open(&path).unwrap();
     reader.execute_batch("BEGIN; SELECT count(*) FROM requests").unwrap();
     let record = Record::Request(request("b", 2));
-    writer.write([&record].into_iter(), Some(3)).unwrap();
+    writer.write(|| Ok(()), [&record].into_iter(), Some(3)).unwrap();
     assert_eq!(ids(&Database::open(&path).unwrap().read().unwrap()), ["a", "b"]);
 }
 
@@ -411,4 +443,125 @@ fn payloads_are_appended_to_a_compacted_file_only_when_its_name_is_durable() {
     assert!(payloads.append(payload.iter()).is_err(), "the name is not durable");
     failing.set(false);
     assert!(payloads.append(payload.iter()).is_ok());
+}
+
+/// Returns a folder with the request "a", and two servers on it: the second has claimed the folder.
+fn two_servers() -> (tempfile::TempDir, Disk, Disk) {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut first, _) = open(folder.path()).unwrap();
+    append(&mut first, "a", b"body").unwrap();
+    let (second, _) = open(folder.path()).unwrap();
+    (folder, first, second)
+}
+
+#[test]
+fn a_server_stops_when_another_server_has_claimed_the_folder() {
+    let (folder, mut first, mut second) = two_servers();
+    let number = append(&mut second, "b", b"of the second").unwrap();
+    let path = folder.path().join(PAYLOADS);
+    let bytes = std::fs::read(&path).unwrap();
+    let error = append(&mut first, "c", b"of the first").unwrap_err();
+    assert!(error.to_string().contains("another server"), "{error}");
+    assert_eq!(*first.server_health().borrow(), ServerHealth::Superseded);
+    assert_eq!(std::fs::read(&path).unwrap(), bytes, "the first server has appended nothing");
+    // Required writes fail too: they would be retried forever.
+    let (sender, receiver) = mpsc::channel();
+    let required = first.next_payload_number();
+    let records = vec![Record::Request(request("required", required))];
+    let payload = Some((required, Bytes::from_static(b"required")));
+    first.append_required(records, payload, Box::new(move |written| drop(sender.send(written))));
+    assert!(receiver.recv().unwrap().is_err());
+    assert!(!wait_for_writer(&mut first));
+    drop(first);
+    assert_eq!(std::fs::read(&path).unwrap(), bytes);
+    append(&mut second, "d", b"").unwrap();
+    assert_eq!(second.reader().payload(number).unwrap(), "of the second");
+    drop(second);
+    assert_eq!(stored_ids(folder.path()), ["a", "b", "d"]);
+}
+
+#[test]
+fn a_superseded_server_neither_truncates_nor_replaces_the_payload_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut first, _) = open(folder.path()).unwrap();
+    append(&mut first, "a", b"body").unwrap();
+    append(&mut first, "large", &[0; 10_000]).unwrap();
+    remove(&mut first, &["large"]);
+    let (mut second, _) = open(folder.path()).unwrap();
+    let number = append(&mut second, "b", b"of the second").unwrap();
+    let path = folder.path().join(PAYLOADS);
+    let bytes = std::fs::read(&path).unwrap();
+    let error = compact(&mut first).unwrap_err();
+    assert!(error.to_string().contains("another server"), "{error}");
+    assert!(std::fs::read(&path).unwrap() == bytes, "the first server has changed the file");
+    // The barrier of the expiry task notices the other server, also without a write.
+    assert!(!wait_for_writer(&mut first));
+    assert_eq!(*first.server_health().borrow(), ServerHealth::Superseded);
+    drop(first);
+    assert_eq!(second.reader().payload(number).unwrap(), "of the second");
+    drop(second);
+    assert_eq!(stored_ids(folder.path()), ["a", "b"]);
+}
+
+#[test]
+fn a_full_disk_accepts_deletions_before_outstanding_results() {
+    let folder = tempfile::tempdir().unwrap();
+    let full = Arc::new(AtomicBool::new(true));
+    let of_file = Arc::clone(&full);
+    let (mut disk, _) = open_with(folder.path(), |file| Box::new(FullFile { file, full: of_file }));
+    let (sender, results) = mpsc::channel();
+    let report = |what: &'static str| -> WriteCallback {
+        let sender = sender.clone();
+        Box::new(move |written| sender.send((what, written.is_ok())).unwrap())
+    };
+    let number = disk.next_payload_number();
+    let required = vec![Record::Request(request("required", number))];
+    disk.append_required(required, Some((number, Bytes::from_static(b"x"))), report("required"));
+    assert!(!wait_for_writer(&mut disk));
+    let path = "tinker://m/weights/a".parse().unwrap();
+    let deleted = Record::CheckpointDeleted { path, at: 1 };
+    disk.append(vec![deleted], None, report("deleted"));
+    assert_eq!(results.recv().unwrap(), ("deleted", true));
+    assert!(append(&mut disk, "other", b"").is_err(), "other writes are rejected");
+    // The removal of a run is written after the outstanding writes of the run.
+    let run = Record::RunDeleted { id: "m".into() };
+    let mut of_run = RequestRecord::clone(&request("of run", disk.next_payload_number()));
+    of_run.scope = SequenceScope::Model("m".into());
+    let number = of_run.number;
+    let records = vec![Record::Request(Arc::new(of_run))];
+    disk.append_required(records, Some((number, Bytes::from_static(b"x"))), report("required"));
+    assert!(!wait_for_writer(&mut disk));
+    disk.append(vec![run], None, report("run deleted"));
+    assert_eq!(results.recv().unwrap(), ("run deleted", false));
+    // A sample from the weights of a run logs its prompt, which the deletion must remove.
+    disk.append_required(vec![sample_of("other-weights-a")], None, report("required"));
+    assert!(!wait_for_writer(&mut disk));
+    let run = Record::RunDeleted { id: "other".into() };
+    disk.append(vec![run], None, report("run deleted"));
+    assert_eq!(results.recv().unwrap(), ("run deleted", false));
+    let run = Record::RunDeleted { id: "third".into() };
+    disk.append(vec![run], None, report("run deleted"));
+    assert_eq!(results.recv().unwrap(), ("run deleted", true));
+    full.store(false, Ordering::Relaxed);
+    for _ in 0..3 {
+        assert_eq!(results.recv().unwrap(), ("required", true));
+    }
+}
+
+/// Returns the history of a sample from an adapter.
+fn sample_of(folder: &str) -> Record {
+    let weights = LoggedWeights { base_model: "m".to_owned(), folder: Some(folder.to_owned()) };
+    Record::History(Arc::new(HistoryRecord::Sample(Box::new(SampleHistory {
+        finished_at: 1,
+        queued: 1,
+        computed: 1,
+        weights,
+        owner: UserId::default(),
+        session: "s".into(),
+        source: SampleSource::Tinker,
+        prompt_tokens: 1,
+        prompt: Some(vec![1]),
+        completions: Vec::new(),
+        error: None,
+    }))))
 }
