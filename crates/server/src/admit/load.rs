@@ -14,15 +14,15 @@ use tinkex_backend::upstream::UpstreamOperation;
 use tinkex_engine::Trainer;
 use tinkex_store::error::ServerError;
 use tinkex_store::store::{
-    CheckpointRecord, LoraSettings, MetadataRecord, ModelRunRecord, Record, RequestKind,
-    RequestRecord, SequenceScope, SharedWith, Store, UpstreamRun, UserStore,
+    AdmittedRequest, CheckpointRecord, LoraSettings, MetadataRecord, ModelRunRecord, Record,
+    RequestKind, RequestRecord, SequenceScope, SharedWith, Store, UpstreamRun, UserStore,
 };
 use tinkex_store::user::Principal;
 use tinkex_store::weights::{Backend, WeightsLocation};
 use tinkex_wire::codec::json;
 use tinkex_wire::{
-    ApiRequest as _, CheckpointKind, LoadWeights, ModelId, OptimizerConfig, RequestId, Seq,
-    SessionId, TinkerPath,
+    ApiRequest as _, CheckpointKind, LoadWeights, ModelId, OptimizerConfig, Seq, SessionId,
+    TinkerPath,
 };
 
 use super::readmit::backend_of;
@@ -42,7 +42,7 @@ pub(crate) fn load_weights(
     admission: &Arc<Admission>,
     principal: &Principal,
     body: Bytes,
-) -> Result<RequestId, ServerError> {
+) -> Result<AdmittedRequest, ServerError> {
     let request: LoadWeights = json::decode(&body)?;
     let admitted = validate_and_submit(admission, principal, &request, body);
     match &request.model_id {
@@ -141,7 +141,7 @@ fn validate_and_submit(
     principal: &Principal,
     request: &LoadWeights,
     body: Bytes,
-) -> Result<RequestId, ServerError> {
+) -> Result<AdmittedRequest, ServerError> {
     request.validate()?;
     let path = training_path(&request.path)?;
     let target = LoadTarget::of(request)?;
@@ -174,7 +174,7 @@ impl LoadRequest<'_> {
         admission: &Arc<Admission>,
         principal: &Principal,
         model: ModelId,
-    ) -> Result<RequestId, ServerError> {
+    ) -> Result<AdmittedRequest, ServerError> {
         let user_store = admission.store_of(principal);
         let run = require_run(&user_store, &model)?;
         let source = self.source(&user_store);
@@ -217,7 +217,7 @@ impl LoadRequest<'_> {
         principal: &Principal,
         session: SessionId,
         number: u32,
-    ) -> Result<RequestId, ServerError> {
+    ) -> Result<AdmittedRequest, ServerError> {
         let user_store = admission.store_of(principal);
         user_store.open_session(&session)?;
         let source = self.source(&user_store);
@@ -320,7 +320,7 @@ impl LoadRequest<'_> {
         store: &Store,
         scope: &SequenceScope,
         seq: u64,
-    ) -> Result<RequestId, ServerError> {
+    ) -> Result<AdmittedRequest, ServerError> {
         let original = find_original(store, scope, seq, &self.digest)?;
         original.ok_or_else(|| ServerError::no_checkpoint(&self.path))
     }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tinkex_autodiff::LossProgram;
 use tinkex_store::error::ServerError;
-use tinkex_store::store::{RequestKind, RequestRecord, SequenceScope, loss_id};
+use tinkex_store::store::{AdmittedRequest, RequestKind, RequestRecord, SequenceScope, loss_id};
 use tinkex_store::user::Principal;
+use tinkex_wire::CreateCustomLoss;
 use tinkex_wire::codec::json;
-use tinkex_wire::{CreateCustomLoss, RequestId};
 
 use super::{Admission, NextStep, Submission, digest, submit};
 
@@ -23,7 +23,7 @@ pub(crate) fn create_custom_loss(
     admission: &Arc<Admission>,
     principal: &Principal,
     body: Bytes,
-) -> Result<RequestId, ServerError> {
+) -> Result<AdmittedRequest, ServerError> {
     if body.len() > MAX_GRAPH_BYTES {
         return Err(ServerError::invalid(format!(
             "graph: {} bytes, the limit is {MAX_GRAPH_BYTES}",

@@ -27,8 +27,9 @@ use tinkex_backend::queue::{LateRequest, RequestQueue};
 use tinkex_store::error::ServerError;
 use tinkex_store::log;
 use tinkex_store::store::{
-    FailureCategory, ModelRunRecord, Record, RequestKind, RequestPhase, RequestRecord,
-    SequenceScope, Store, UserStore, WriteStatus, cost_of_records, cost_of_request,
+    AdmittedRequest, FailureCategory, ModelRunRecord, Record, RequestEntry, RequestKind,
+    RequestPhase, RequestRecord, SequenceScope, Store, UserStore, WriteStatus, cost_of_records,
+    cost_of_request,
 };
 use tinkex_store::user::Principal;
 use tinkex_store::weights::WeightsLocation;
@@ -173,7 +174,7 @@ fn submit(
     admission: &Arc<Admission>,
     mut store: MutexGuard<'_, Store>,
     submission: Submission,
-) -> Result<RequestId, ServerError> {
+) -> Result<AdmittedRequest, ServerError> {
     let Submission {
         kind,
         session,
@@ -264,11 +265,11 @@ fn submit(
         }
     });
     store.add_request(row, records, body, on_written);
-    Ok(id)
+    Ok(store.admitted(&id).expect("the store has the request that was added"))
 }
 
-/// Returns the id of the request that was admitted with the same sequence number and digest: the
-/// new request is a retry of that request. Returns `None` if the number is unused.
+/// Returns the request that was admitted with the same sequence number and digest: the new request
+/// is a retry of that request. Returns `None` if the number is unused.
 ///
 /// # Errors
 /// Fails if the number was used for a request with another digest.
@@ -277,10 +278,10 @@ fn find_original(
     scope: &SequenceScope,
     seq: u64,
     digest: &str,
-) -> Result<Option<RequestId>, ServerError> {
+) -> Result<Option<AdmittedRequest>, ServerError> {
     let Some(id) = store.request_at(scope, seq) else { return Ok(None) };
-    match store.requests.get(id) {
-        Some(original) if original.row.digest == digest => Ok(Some(id.clone())),
+    match store.admitted(id) {
+        Some(original) if original.row.digest == digest => Ok(Some(original)),
         _ => Err(ServerError::invalid(format!(
             "seq_id {seq} was used for another request; use a new number for a new request"
         ))),
@@ -294,8 +295,8 @@ fn reject_seq_on_error(
     principal: &Principal,
     model: &ModelId,
     seq: Option<u64>,
-    admitted: Result<RequestId, ServerError>,
-) -> Result<RequestId, ServerError> {
+    admitted: Result<AdmittedRequest, ServerError>,
+) -> Result<AdmittedRequest, ServerError> {
     if let (Err(error), Some(seq)) = (&admitted, seq)
         && error.is_permanent()
     {
@@ -439,23 +440,26 @@ fn revoke(store: &mut Store, id: &RequestId) {
 /// Returns [`ServerError::StorageUnavailable`] if the write failed.
 pub(crate) async fn acknowledge(
     admission: &Admission,
-    id: RequestId,
+    admitted: AdmittedRequest,
 ) -> Result<SubmitResponse, ServerError> {
     loop {
         let changed = {
             let store = admission.store();
-            let Some(entry) = store.requests.get(&id) else {
-                let cause = "the disk may be full; the server's log has the cause";
-                let error = std::io::Error::other(cause);
-                return Err(ServerError::write_failed(&error));
-            };
-            if !matches!(entry.phase, RequestPhase::Writing { .. }) {
-                return Ok(submit_response(&entry.row));
+            // A request that is not in the store was executed and has expired, or was not written.
+            match store.requests.get(&admitted.row.id) {
+                Some(RequestEntry { phase: RequestPhase::Writing { .. }, changed, .. }) => {
+                    Arc::clone(changed).notified_owned()
+                }
+                _ => break,
             }
-            Arc::clone(&entry.changed).notified_owned()
         };
         changed.await;
     }
+    if admitted.write_failed() {
+        let cause = "the disk may be full; the server's log has the cause";
+        return Err(ServerError::write_failed(&std::io::Error::other(cause)));
+    }
+    Ok(submit_response(&admitted.row))
 }
 
 fn submit_response(row: &RequestRecord) -> SubmitResponse {

@@ -8,10 +8,12 @@ use tinkex_engine::sample::{PromptScoring, SampleRequest as EngineRequest};
 use tinkex_engine::tokenizer::Vocabulary;
 use tinkex_fairness::FairnessKey;
 use tinkex_store::error::ServerError;
-use tinkex_store::store::{RequestKind, RequestRecord, SamplerRecord, SequenceScope, Store};
+use tinkex_store::store::{
+    AdmittedRequest, RequestKind, RequestRecord, SamplerRecord, SequenceScope, Store,
+};
 use tinkex_store::user::Principal;
 use tinkex_wire::codec::json;
-use tinkex_wire::{ApiRequest as _, RequestId, SampleRequest, Seq, StopCondition, TensorData};
+use tinkex_wire::{ApiRequest as _, SampleRequest, Seq, StopCondition, TensorData};
 
 use super::training::random_seed;
 use super::{Admission, NextStep, Submission, digest, find_original, relay, submit};
@@ -37,7 +39,7 @@ pub(crate) fn sample(
     admission: &Arc<Admission>,
     principal: &Principal,
     body: Bytes,
-) -> Result<RequestId, ServerError> {
+) -> Result<AdmittedRequest, ServerError> {
     let request: SampleRequest = json::decode(&body)?;
     request.validate()?;
     let Some(sampler) = request.sampling_session_id.clone() else {
@@ -52,7 +54,7 @@ pub(crate) fn sample(
     store.sampler(&sampler)?;
     let scope = SequenceScope::Sampler(sampler.clone());
     // A retry of a request that was accepted before the sampling session ended gets the same id.
-    let accepted = |store: &Store, error: ServerError| -> Result<RequestId, ServerError> {
+    let accepted = |store: &Store, error: ServerError| -> Result<AdmittedRequest, ServerError> {
         let original = seq.map(|seq| find_original(store, &scope, seq, &digest));
         original.transpose()?.flatten().ok_or(error)
     };

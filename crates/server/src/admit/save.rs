@@ -20,11 +20,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tinkex_backend::operation::{CheckpointSave, CommonOperation};
 use tinkex_store::error::ServerError;
-use tinkex_store::store::{RequestKind, RequestRecord, SequenceScope, Store};
+use tinkex_store::store::{AdmittedRequest, RequestKind, RequestRecord, SequenceScope, Store};
 use tinkex_store::user::Principal;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
-    CheckpointKind, Metadata, ModelId, RequestId, SamplerId, SaveWeights, SaveWeightsExternal,
+    CheckpointKind, Metadata, ModelId, SamplerId, SaveWeights, SaveWeightsExternal,
     SaveWeightsForSampler, Seq, SessionId, TinkerPath,
 };
 
@@ -41,7 +41,7 @@ pub(crate) fn save_weights(
     admission: &Arc<Admission>,
     principal: &Principal,
     body: Bytes,
-) -> Result<RequestId, ServerError> {
+) -> Result<AdmittedRequest, ServerError> {
     admit(admission, principal, RequestKind::SaveWeights, body)
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn save_weights_for_sampler(
     admission: &Arc<Admission>,
     principal: &Principal,
     body: Bytes,
-) -> Result<RequestId, ServerError> {
+) -> Result<AdmittedRequest, ServerError> {
     admit(admission, principal, RequestKind::SaveWeightsForSampler, body)
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn save_weights_external(
     admission: &Arc<Admission>,
     principal: &Principal,
     body: Bytes,
-) -> Result<RequestId, ServerError> {
+) -> Result<AdmittedRequest, ServerError> {
     admit(admission, principal, RequestKind::SaveWeightsExternal, body)
 }
 
@@ -68,7 +68,7 @@ fn admit(
     principal: &Principal,
     kind: RequestKind,
     body: Bytes,
-) -> Result<RequestId, ServerError> {
+) -> Result<AdmittedRequest, ServerError> {
     let request = SaveRequest::decode(kind, &body)?;
     let model = request.model.clone();
     let seq = request.seq;
@@ -159,7 +159,7 @@ impl SaveRequest {
         principal: &Principal,
         kind: RequestKind,
         body: Bytes,
-    ) -> Result<RequestId, ServerError> {
+    ) -> Result<AdmittedRequest, ServerError> {
         if let SaveTarget::Checkpoint(target) = &self.target {
             target.validate()?;
         }

@@ -7,14 +7,14 @@ use parking_lot::MutexGuard;
 use tinkex_backend::operation::CommonOperation;
 use tinkex_store::error::ServerError;
 use tinkex_store::store::{
-    LoraSettings, MetadataRecord, ModelRunRecord, Record, RequestKind, RequestRecord,
-    SequenceScope, SharedWith, Store,
+    AdmittedRequest, LoraSettings, MetadataRecord, ModelRunRecord, Record, RequestKind,
+    RequestRecord, SequenceScope, SharedWith, Store,
 };
 use tinkex_store::user::Principal;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
     ApiRequest as _, CreateModel, DiscardGradient, ForwardBackward, ModelId, OptimParams,
-    OptimStep, OptimizerConfig, RequestId, Seq,
+    OptimStep, OptimizerConfig, Seq,
 };
 
 use super::{
@@ -39,7 +39,7 @@ pub(crate) fn create_model(
     admission: &Arc<Admission>,
     principal: &Principal,
     body: Bytes,
-) -> Result<RequestId, ServerError> {
+) -> Result<AdmittedRequest, ServerError> {
     let request: CreateModel = json::decode(&body)?;
     request.validate()?;
     let base = admission.base_model(&request.base_model)?;
@@ -114,7 +114,7 @@ pub(crate) fn forward_backward(
     admission: &Arc<Admission>,
     principal: &Principal,
     body: Bytes,
-) -> Result<RequestId, ServerError> {
+) -> Result<AdmittedRequest, ServerError> {
     let request = ForwardBackward::from_proto(&body)?;
     let digest = digest::of_pass(&request);
     let model = request.model_id.clone();
@@ -182,7 +182,7 @@ pub(crate) fn optim_step(
     admission: &Arc<Admission>,
     principal: &Principal,
     body: Bytes,
-) -> Result<RequestId, ServerError> {
+) -> Result<AdmittedRequest, ServerError> {
     let request: OptimStep = json::decode(&body)?;
     let model = request.model_id.clone();
     let seq = request.seq_id.map(Seq::get);
@@ -195,7 +195,7 @@ fn submit_step(
     principal: &Principal,
     request: &OptimStep,
     body: Bytes,
-) -> Result<RequestId, ServerError> {
+) -> Result<AdmittedRequest, ServerError> {
     request.validate()?;
     let store = admission.store_of(principal);
     let run = require_run(&store, &request.model_id)?;
@@ -257,7 +257,7 @@ pub(crate) fn discard_gradient(
     admission: &Arc<Admission>,
     principal: &Principal,
     body: Bytes,
-) -> Result<RequestId, ServerError> {
+) -> Result<AdmittedRequest, ServerError> {
     let request: DiscardGradient = json::decode(&body)?;
     let model = request.model_id.clone();
     let seq = request.seq_id.map(Seq::get);
@@ -322,7 +322,7 @@ impl ModelRequest {
         admission: &Arc<Admission>,
         store: MutexGuard<'_, Store>,
         run: &ModelRunRecord,
-    ) -> Result<RequestId, ServerError> {
+    ) -> Result<AdmittedRequest, ServerError> {
         let Self { kind, seq, digest, tokens, body, operation } = self;
         let scope = SequenceScope::Model(run.id.clone());
         let seq = seq.unwrap_or_else(|| super::next_seq(admission, &store, &scope));

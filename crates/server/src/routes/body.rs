@@ -8,9 +8,10 @@ use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::request::Parts;
 use tinkex_store::decode_jobs::SMALL;
 use tinkex_store::error::ServerError;
+use tinkex_store::store::AdmittedRequest;
 use tinkex_store::user::Principal;
 use tinkex_wire::codec::compress;
-use tinkex_wire::{BodyCodec, RequestId, Route};
+use tinkex_wire::{BodyCodec, Route};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::body_reader::BodyReader;
@@ -146,8 +147,8 @@ pub(super) fn too_large(limit: impl std::fmt::Display) -> ServerError {
 pub(super) async fn admit_large(
     Caller { state, principal }: Caller<'_>,
     body: ReceivedBody,
-    admit: fn(&Arc<Admission>, &Principal, Bytes) -> Result<RequestId, ServerError>,
-) -> Result<RequestId, ServerError> {
+    admit: fn(&Arc<Admission>, &Principal, Bytes) -> Result<AdmittedRequest, ServerError>,
+) -> Result<AdmittedRequest, ServerError> {
     let admission = Arc::clone(&state.admission);
     let principal = principal.clone();
     let size = body.bytes.len();

@@ -38,11 +38,12 @@ use serde::Serialize;
 use tinkex_store::disk::ServerHealth;
 use tinkex_store::error::ServerError;
 use tinkex_store::log;
+use tinkex_store::store::AdmittedRequest;
 use tinkex_wire::codec::{json, query};
 use tinkex_wire::rest::StartBackup;
 use tinkex_wire::{
-    ClientConfig, DynamicConfig, Health, JSON, JsonObject, RequestId, Route, RouteMatch,
-    ServerCapabilities, TelemetryBatch, TelemetryResponse, header,
+    ClientConfig, DynamicConfig, Health, JSON, JsonObject, Route, RouteMatch, ServerCapabilities,
+    TelemetryBatch, TelemetryResponse, header,
 };
 use tokio::time::Instant;
 
@@ -503,7 +504,10 @@ fn health(state: &ServerState) -> RouteResult {
 }
 
 /// Waits until an admitted request is durable, and responds with its id.
-async fn acknowledge(state: &ServerState, admitted: Result<RequestId, ServerError>) -> RouteResult {
+async fn acknowledge(
+    state: &ServerState,
+    admitted: Result<AdmittedRequest, ServerError>,
+) -> RouteResult {
     to_json(&admit::acknowledge(&state.admission, admitted?).await?)
 }
 

@@ -124,8 +124,10 @@ async fn compaction_keeps_everything_that_a_restart_needs() {
     let model = format!("{session}:train:0");
     let send = async |http: &Http, seq: u64| {
         let body = pass(&model, seq);
-        assert_eq!(http.send("POST", "/api/v1/forward_backward", PROTO, body).await.0, 200);
-        assert_eq!(http.post("/optim_step", step(&model, seq + 1, 1e-2)).await.0, 200);
+        let (status, reply) = http.send("POST", "/api/v1/forward_backward", PROTO, body).await;
+        assert_eq!(status, 200, "{reply:?}");
+        let (status, reply) = http.post("/optim_step", step(&model, seq + 1, 1e-2)).await;
+        assert_eq!(status, 200, "{reply}");
     };
     for n in 0..5 {
         send(&http, 2 * n + 1).await;
@@ -140,10 +142,18 @@ async fn compaction_keeps_everything_that_a_restart_needs() {
     while http.metrics().await["requests"] > 0 {
         tokio::task::yield_now().await;
     }
-    // Simulate a crash by restoring the files from before the graceful stop. Read the payloads
-    // first, because rows refer to them.
+    // Simulate a crash by restoring the files from before the graceful stop. The last removal may
+    // still be written: equal contents in two readings were on the disk at one time.
     let files = ["payloads", "metadata.sqlite-wal", "metadata.sqlite"];
-    let copies = files.map(|name| std::fs::read(data.path().join(name)).unwrap());
+    let read = || files.map(|name| std::fs::read(data.path().join(name)).unwrap());
+    let mut copies = read();
+    loop {
+        let again = read();
+        if again == copies {
+            break;
+        }
+        copies = again;
+    }
     server.stop().await;
     for (name, copy) in files.iter().zip(copies) {
         std::fs::write(data.path().join(name), copy).unwrap();
@@ -152,7 +162,8 @@ async fn compaction_keeps_everything_that_a_restart_needs() {
     let server = start(port).await.unwrap();
     let http = Http::new(&server.base_url());
     let save = json!({"model_id": model, "path": "again", "seq_id": 12, "type": "save_weights"});
-    assert_eq!(http.post("/save_weights", save).await.0, 200);
+    let (status, reply) = http.post("/save_weights", save).await;
+    assert_eq!(status, 200, "{reply}");
     while http.get(&listed).await.1["checkpoints"].as_array().unwrap().len() < 2 {
         tokio::task::yield_now().await;
     }

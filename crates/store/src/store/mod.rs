@@ -33,7 +33,7 @@ use crate::weights::WeightsLocation;
 pub use self::budget::{RecordBudget, RecordUsage, cost_of_records, cost_of_request};
 pub use self::needed::NeededBackend;
 pub use self::replay::UnfinishedRequest;
-pub use self::request::{CompletionFeed, RequestEntry, RequestPhase, WriteStatus};
+pub use self::request::{AdmittedRequest, CompletionFeed, RequestEntry, RequestPhase, WriteStatus};
 pub use self::user_limits::{CurrentUse, UnfinishedRequests};
 pub use self::user_store::{AuditEvent, UserStore};
 

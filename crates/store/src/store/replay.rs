@@ -188,7 +188,16 @@ impl Store {
                 let owner = self.account(&row.session).owner;
                 let unfinished = self.unfinished.entry(owner.clone()).or_default();
                 unfinished.add(&row);
-                let entry = RequestEntry { row, owner, starts: 0, phase, delivered: None, changed };
+                let write_failed = Arc::default();
+                let entry = RequestEntry {
+                    row,
+                    owner,
+                    starts: 0,
+                    phase,
+                    delivered: None,
+                    changed,
+                    write_failed,
+                };
                 self.requests.insert(id, entry);
             }
             Record::Result(result) => self.apply_result(&result),

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -28,6 +29,24 @@ pub struct RequestEntry {
     pub delivered: Option<Duration>,
     /// Notified whenever the phase changes.
     pub changed: Arc<Notify>,
+    /// Whether the write of the request failed. Set before the entry is removed.
+    pub write_failed: Arc<AtomicBool>,
+}
+
+/// An admitted request that is being written or was written. Remains usable after the store has
+/// removed the request.
+#[derive(Debug)]
+pub struct AdmittedRequest {
+    pub row: Arc<RequestRecord>,
+    write_failed: Arc<AtomicBool>,
+}
+
+impl AdmittedRequest {
+    /// Returns whether the request could not be written.
+    #[must_use]
+    pub fn write_failed(&self) -> bool {
+        self.write_failed.load(Ordering::Relaxed)
+    }
 }
 
 /// Progress of a request.
@@ -99,6 +118,13 @@ impl Store {
         self.apply_all(records);
     }
 
+    /// Returns a request that the store has.
+    #[must_use]
+    pub fn admitted(&self, id: &RequestId) -> Option<AdmittedRequest> {
+        let RequestEntry { row, write_failed, .. } = self.requests.get(id)?;
+        Some(AdmittedRequest { row: Arc::clone(row), write_failed: Arc::clone(write_failed) })
+    }
+
     /// Returns the id of the request with sequence number `seq` in a scope.
     pub fn request_at(&self, scope: &SequenceScope, seq: u64) -> Option<&RequestId> {
         self.sequences.get(scope)?.get(&seq)
@@ -120,6 +146,7 @@ impl Store {
         if let Some(sequence) = self.sequences.get_mut(&entry.row.scope) {
             sequence.remove(&entry.row.seq);
         }
+        entry.write_failed.store(true, Ordering::Relaxed);
         entry.changed.notify_waiters();
     }
 
