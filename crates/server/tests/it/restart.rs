@@ -1,5 +1,7 @@
 //! A killed server restores its state and produces the same results.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 use tinkex_wire::{Datum, ForwardBackward, ForwardBackwardOutput, LossFn, Seq};
 
@@ -105,9 +107,8 @@ async fn sessions_samplers_and_results_are_restored() {
 #[tokio::test(flavor = "multi_thread")]
 async fn compaction_keeps_everything_that_a_restart_needs() {
     let data = tempfile::tempdir().unwrap();
-    let start = |port: u16| {
-        let mut options = crate::harness::options(data.path());
-        options.address.set_port(port);
+    let start = |data: &Path| {
+        let mut options = crate::harness::options(data);
         // Compact and expire as much as possible, and never take a snapshot.
         options.limits.payload_bytes = 0;
         options.timeouts.expiry_interval = std::time::Duration::from_millis(5);
@@ -115,8 +116,7 @@ async fn compaction_keeps_everything_that_a_restart_needs() {
         options.timeouts.snapshot_after = std::time::Duration::from_secs(3600);
         tinkex_server::Server::start(options)
     };
-    let server = start(0).await.unwrap();
-    let port = server.address().port();
+    let server = start(data.path()).await.unwrap();
     let http = Http::new(&server.base_url());
     let session = http.session().await;
     let (status, _) = http.post("/create_model", create_model(&session, 0)).await;
@@ -142,8 +142,8 @@ async fn compaction_keeps_everything_that_a_restart_needs() {
     while http.metrics().await["requests"] > 0 {
         tokio::task::yield_now().await;
     }
-    // Simulate a crash by restoring the files from before the graceful stop. The last removal may
-    // still be written: equal contents in two readings were on the disk at one time.
+    // Simulate a crash with the files from before the graceful stop. The last removal may still be
+    // written: equal contents in two readings were on the disk at one time.
     let files = ["payloads", "metadata.sqlite-wal", "metadata.sqlite"];
     let read = || files.map(|name| std::fs::read(data.path().join(name)).unwrap());
     let mut copies = read();
@@ -155,11 +155,15 @@ async fn compaction_keeps_everything_that_a_restart_needs() {
         copies = again;
     }
     server.stop().await;
+    // Use another folder: SQLite would continue with the index of the first database while a
+    // connection of the stopped server is open.
+    let restored = tempfile::tempdir().unwrap();
     for (name, copy) in files.iter().zip(copies) {
-        std::fs::write(data.path().join(name), copy).unwrap();
+        std::fs::write(restored.path().join(name), copy).unwrap();
     }
+    std::fs::rename(data.path().join("weights"), restored.path().join("weights")).unwrap();
 
-    let server = start(port).await.unwrap();
+    let server = start(restored.path()).await.unwrap();
     let http = Http::new(&server.base_url());
     let save = json!({"model_id": model, "path": "again", "seq_id": 12, "type": "save_weights"});
     let (status, reply) = http.post("/save_weights", save).await;
@@ -168,7 +172,7 @@ async fn compaction_keeps_everything_that_a_restart_needs() {
         tokio::task::yield_now().await;
     }
     let weights = |name: &str| {
-        let folders = std::fs::read_dir(data.path().join("weights")).unwrap();
+        let folders = std::fs::read_dir(restored.path().join("weights")).unwrap();
         let folder = folders
             .map(|entry| entry.unwrap().path())
             .find(|path| path.to_string_lossy().contains(&format!("-weights-{name}-")))
